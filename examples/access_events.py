@@ -1,16 +1,16 @@
-"""Programs access datasets; an audit trail, a usage registry and a lineage graph are made of that (use case 1).
+"""Programs access datasets; three consumers build an audit trail, a usage registry and a lineage graph (use case 1).
 
-Whoever gives out datasets publishes who accessed which. Three consumers read the same messages in the same order, each
-at its own pace, and each counts every message once, by one of the three ways to do so:
+The dataset service publishes every access. Three consumers read the same messages in the same order, each at its own
+pace. Each counts every message once, and each in a different way:
 
-* the audit trail is a file, and its last line says how far it is;
-* the usage registry is counts in a database, and the position is committed with them;
-* the lineage is a set: what is added again changes nothing, so a position kept by the daemon, which after a crash
-  may be a little behind, is enough.
+* the audit trail is a file, and its last line contains the position;
+* the usage registry is a table of counts, and the position is committed with them;
+* the lineage is a set: adding an edge twice changes nothing, so a position stored by the daemon is enough, although it
+  may lag slightly after a crash.
 
-    access_events.py                                  some runs of programs, and what the three make of them
-    access_events.py publish --runs 1000              more of them
-    access_events.py audit|usage|lineage --follow     one consumer; kill it, and start it again
+    access_events.py                                  publish some runs, and print all three results
+    access_events.py publish --runs 1000              publish more runs
+    access_events.py audit|usage|lineage --follow     run one consumer; kill and restart it
 """
 
 import argparse
@@ -28,7 +28,7 @@ from plainsong import JSON, Client, Page
 from plainsong.positions import Start
 
 TOPIC = "dataset-access"
-#: Program: the datasets it reads, and those it writes.
+#: By program: the datasets it reads, and those it writes.
 PROGRAMS = {
     "import-orders": (["orders-feed"], ["orders"]),
     "import-customers": (["crm-export"], ["customers"]),
@@ -38,7 +38,7 @@ PROGRAMS = {
 
 
 def publish(client: Client, runs: int, seed: int) -> None:
-    """Every access of some runs of programs. A producer gathers what a loop sends, and stores each message once."""
+    """Publish the accesses of some runs. A producer batches the messages of a loop, and each is stored once."""
     choose = random.Random(seed)
     with client.producer(TOPIC, serializer=JSON) as producer:
         for number in range(runs):
@@ -51,7 +51,7 @@ def publish(client: Client, runs: int, seed: int) -> None:
 
 
 def pages(client: Client, start: Start, *, follow: bool) -> Iterator[Page]:
-    """Page after page to the end, or forever: what comes at once is best made durable at once."""
+    """Yield pages to the end of the topic, or forever; a page of messages needs only one sync."""
     while (page := client.poll(TOPIC, start, wait_ms=30_000 if follow else 0, serializer=JSON)) or follow:
         if page:
             yield page
@@ -70,7 +70,7 @@ def audit(client: Client, directory: Path, *, follow: bool) -> None:
 
 
 def last_line(trail: BinaryIO) -> str:
-    """The id in the last whole line; what a crash left behind that is cut off."""
+    """Return the id in the last complete line; remove a partial line that a crash left."""
     trail.seek(0)
     last_id, whole = "oldest", 0
     for line in trail:
@@ -81,7 +81,7 @@ def last_line(trail: BinaryIO) -> str:
 
 
 def usage(client: Client, directory: Path, *, follow: bool) -> None:
-    """Which program uses which dataset, how often, and when for the first and the last time."""
+    """Counts how often each program uses each dataset, with the first and the last time."""
     database = sqlite3.connect(directory / "usage.db")
     database.executescript(
         "CREATE TABLE IF NOT EXISTS position (one INTEGER PRIMARY KEY CHECK (one = 1), id TEXT);"
@@ -102,7 +102,7 @@ def usage(client: Client, directory: Path, *, follow: bool) -> None:
 
 
 def lineage(client: Client, directory: Path, *, follow: bool) -> None:
-    """Which dataset was made of which: what one run read and wrote."""
+    """Records which datasets each run read and wrote."""
     database = sqlite3.connect(directory / "lineage.db")
     database.executescript(
         "CREATE TABLE IF NOT EXISTS accesses (run TEXT, program TEXT, access TEXT, dataset TEXT,"
@@ -120,7 +120,7 @@ def lineage(client: Client, directory: Path, *, follow: bool) -> None:
 
 
 def show(directory: Path) -> None:
-    """What the three know."""
+    """Print the results of the three consumers."""
     print("audit trail, the last lines:")
     for line in (directory / "audit.jsonl").read_text().splitlines()[-2:]:
         print("   {time} {user} {program} {access} {dataset}".format(**json.loads(line)))
@@ -145,12 +145,12 @@ CONSUMERS = {"audit": audit, "usage": usage, "lineage": lineage}
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:7420", help="of the daemon (default: %(default)s)")
-    parser.add_argument("--namespace", default="access", help="of the topic (default: %(default)s)")
+    parser.add_argument("--url", default="http://127.0.0.1:7420", help="URL of the daemon (default: %(default)s)")
+    parser.add_argument("--namespace", default="access", help="namespace of the topic (default: %(default)s)")
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()) / "plainsong-access")
-    parser.add_argument("--runs", type=int, default=20, help="publish: so many (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=4, help="publish: choose the same again")
-    parser.add_argument("--follow", action="store_true", help="wait for what comes")
+    parser.add_argument("--runs", type=int, default=20, help="publish: number of runs (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=4, help="publish: seed of the random choice")
+    parser.add_argument("--follow", action="store_true", help="wait for new messages")
     parser.add_argument("what", nargs="?", choices=["demo", "publish", *CONSUMERS, "show"], default="demo")
     args = parser.parse_args()
     args.directory.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,17 @@
-"""Programs hear of changes of their configuration while they run, each change once and in order (use case 5).
+"""Running programs receive changes of their configuration, each once and in order (use case 5).
 
-The configuration is rows of a database. A change and its message are one commit there, in an *outbox*, so that neither
-is without the other although the daemon may be away just then. A relay sends what waits: the number of a change is the
-sequence id of its message, the topic remembers the last one it has, and so nothing is sent twice or left out.
+The configuration is in a database. A change and its message are written in one commit, the message into an *outbox*, so
+neither exists without the other even if the daemon is unavailable. A relay publishes the waiting messages. The number of
+a change is the sequence id of its message, and the topic stores each sequence id once: no change is lost or doubled.
 
-A program takes a snapshot of the rows when it starts, and follows the topic for what is newer than the snapshot.
+A program reads a snapshot of the rows when it starts, and then follows the topic for newer changes.
 
-    configuration.py                                     two programs, and changes for them
-    configuration.py program join                        a program that prints what it is told
-    configuration.py set join memory 4g                  a change
-    configuration.py relay                               send what could not be sent when it was made
+    configuration.py                                     run two programs, and make changes
+    configuration.py program join                        run one program, which prints its changes
+    configuration.py set join memory 4g                  make one change
+    configuration.py relay                               publish changes that are still in the outbox
 
-With SQLAlchemy, ``plainsong.sql`` has outbox and relay ready, for PostgreSQL and with many writers at once.
+With SQLAlchemy, ``plainsong.sql`` has an outbox and a relay, also for PostgreSQL and concurrent writers.
 """
 
 import argparse
@@ -32,14 +32,14 @@ CREATE TABLE IF NOT EXISTS outbox (revision INTEGER PRIMARY KEY AUTOINCREMENT, p
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """The database of whoever owns the configuration."""
+    """The database with the configuration."""
     database = sqlite3.connect(path, timeout=30)
     database.executescript(TABLES)
     return database
 
 
 def change(database: sqlite3.Connection, program: str, key: str, value: str) -> None:
-    """The row and the message: one commit, and no daemon takes part in it."""
+    """Write the row and the message in one commit, without the daemon."""
     with database:
         added = database.execute("INSERT INTO outbox (program, key, value) VALUES (?, ?, ?)", (program, key, value))
         row = (program, key, value, added.lastrowid)
@@ -47,24 +47,24 @@ def change(database: sqlite3.Connection, program: str, key: str, value: str) -> 
 
 
 def relay(client: Client, database: sqlite3.Connection) -> None:
-    """Send what waits. Where an earlier relay was killed, the topic knows how far it came."""
+    """Publish the messages in the outbox. The topic knows how far a killed relay got."""
     with client.producer(TOPIC, "configuration", serializer=JSON) as producer:
         forget(database, producer.last_sequence_id)
         for revision, program, key, value in database.execute("SELECT * FROM outbox ORDER BY revision").fetchall():
             message = {"revision": revision, "key": key, "value": value}
             producer.send(message, sequence_id=revision, routing_key=program)
-        producer.flush()  # all of it is durable
+        producer.flush()  # all messages are durable
         forget(database, producer.last_sequence_id)
 
 
 def forget(database: sqlite3.Connection, sent: int) -> None:
-    """What the topic has need not wait any more."""
+    """Delete messages that the topic has stored."""
     with database:
         database.execute("DELETE FROM outbox WHERE revision <= ?", (sent,))
 
 
 def be_program(client: Client, path: Path, name: str, ready: threading.Event | None = None) -> None:
-    """A program: its configuration as it was when it started, then every change, until it is told to stop."""
+    """Run a program: print its configuration at the start, then every change, until one says stop."""
     with closing(open_database(path)) as database:
         rows = database.execute("SELECT key, value, revision FROM configuration WHERE program = ?", (name,)).fetchall()
     configuration = {key: value for key, value, _ in rows}
@@ -76,18 +76,18 @@ def be_program(client: Client, path: Path, name: str, ready: threading.Event | N
         if message.attributes["routingKey"] != name or message.value["revision"] <= revision:
             continue  # another program's, or in the snapshot
         configuration[message.value["key"]] = message.value["value"]
-        say(f"{name} goes on with {configuration}, revision {message.value['revision']}")
+        say(f"{name} continues with {configuration}, revision {message.value['revision']}")
         if configuration.get("stop") == "yes":
             break
 
 
 def say(line: str) -> None:
-    """One line, also when two programs speak at once."""
+    """Print one line, even if two programs print at the same time."""
     print(line + "\n", end="", flush=True)
 
 
 def play(client: Client, path: Path, database: sqlite3.Connection) -> None:
-    """Two programs as threads, and what is changed while they run."""
+    """Run two programs as threads, and change their configuration at the same time."""
     for name in ("join", "report"):
         change(database, name, "memory", "1g")
         change(database, name, "stop", "no")
@@ -114,8 +114,8 @@ def play(client: Client, path: Path, database: sqlite3.Connection) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:7420", help="of the daemon (default: %(default)s)")
-    parser.add_argument("--namespace", default="configuration", help="of the topic (default: %(default)s)")
+    parser.add_argument("--url", default="http://127.0.0.1:7420", help="URL of the daemon (default: %(default)s)")
+    parser.add_argument("--namespace", default="configuration", help="namespace of the topic (default: %(default)s)")
     parser.add_argument("--database", type=Path, default=Path(tempfile.gettempdir()) / "plainsong-configuration.db")
     parser.add_argument("what", nargs="?", choices=["demo", "program", "set", "relay"], default="demo")
     parser.add_argument("words", nargs="*", help="program: its name; set: program, key and value")
@@ -130,7 +130,7 @@ def main() -> None:
             try:
                 relay(client, database)
             except PlainsongError as error:
-                print(f"changed; programs will hear of it after the next relay: {error.detail}")
+                print(f"changed; the next relay will publish it: {error.detail}")
             return
         client.create_topic(TOPIC, if_not_exists=True)
         match args.what:

@@ -1,12 +1,12 @@
-"""Control messages to all containers of a program or of an app, and the answer of each (use case 8).
+"""Send control messages to all containers of a program or an app, and collect their answers (use case 8).
 
-Every reader of a topic sees all of its messages in the same order, so every container of a program obeys the same
-commands in the same order, however many containers there are, through restarts of the daemon too. Attributes say whom a
-message is for. It lives for a minute: a container that was stopped for longer obeys nothing that is out of date.
+All readers of a topic see all messages in the same order. So all containers of a program execute the same commands in
+the same order, however many there are, and also across restarts of the daemon. Attributes address a message. It expires
+after a minute, so a container that was stopped for longer ignores outdated commands.
 
-    control_messages.py                                    three containers, some commands, and their answers
-    control_messages.py container web-1 --program web      one container; it ends when it is told to stop
-    control_messages.py send pause --answers 3             to all containers of the app
+    control_messages.py                                    run three containers, and send some commands
+    control_messages.py container web-1 --program web      run one container, until it is sent stop
+    control_messages.py send pause --answers 3             send to all containers of the app
     control_messages.py send log-level debug --program web
 """
 
@@ -24,17 +24,17 @@ TTL_S = 60
 
 
 def now_in(client: Client, topic: str) -> Start:
-    """The end of a topic as it is now; to read from there is to read what comes from now on."""
+    """Return the current end of a topic; reading from it returns only new messages."""
     return client.poll(topic, NEWEST).last_id or OLDEST
 
 
 def be_container(client: Client, name: str, app: str, program: str) -> None:
-    """Obey until told to stop."""
+    """Execute commands until stop."""
     who, start = {"app": app, "program": program}, now_in(client, CONTROL)
     client.publish(ANSWERS, "ready", attributes={"container": name}, serializer=TEXT)
     for message in client.read(CONTROL, start, follow=True, serializer=TEXT):
         if message.attributes.items() <= who.items():
-            # Here it would do so. To say twice that it did is harmless, so an answer is repeated when its fate is unknown.
+            # The work would be done here. A duplicate answer is harmless, so one of unknown outcome is sent again.
             attributes = {"container": name, "to": str(message.id)}
             client.publish(
                 ANSWERS, f"{message.value}: done", attributes=attributes, serializer=TEXT, retry_unknown=True
@@ -44,7 +44,7 @@ def be_container(client: Client, name: str, app: str, program: str) -> None:
 
 
 def send(client: Client, command: str, whom: Mapping[str, str], answers: int) -> None:
-    """Send a command, and wait for so many containers to say that they obeyed."""
+    """Send a command, and wait for the answers of this many containers."""
     start = now_in(client, ANSWERS)
     sent = client.publish(CONTROL, command, attributes=whom, ttl_s=TTL_S, serializer=TEXT)
     print(f"{command}, to {dict(whom)}", flush=True)
@@ -58,13 +58,13 @@ def send(client: Client, command: str, whom: Mapping[str, str], answers: int) ->
 
 
 def play(client: Client, url: str) -> None:
-    """Two programs of one app, three containers, and what an operator tells them."""
+    """Run three containers of two programs of one app, and send them commands."""
     start, containers = now_in(client, ANSWERS), []
     for name, program in (("web-1", "web"), ("web-2", "web"), ("worker-1", "worker")):
         command = [sys.executable, __file__, f"--url={url}", f"--namespace={client.namespace}"]
         containers.append(subprocess.Popen([*command, "container", name, f"--program={program}"]))  # noqa: S603
     for _ in zip(containers, client.read(ANSWERS, start, follow=True), strict=False):
-        pass  # each says that it is ready
+        pass  # each reports that it is ready
     send(client, "log-level debug", {"app": "shop", "program": "web"}, answers=2)
     for order in ("pause", "resume", "stop"):
         send(client, order, {"app": "shop"}, answers=3)
@@ -75,11 +75,11 @@ def play(client: Client, url: str) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:7420", help="of the daemon (default: %(default)s)")
-    parser.add_argument("--namespace", default="control", help="of the topics (default: %(default)s)")
-    parser.add_argument("--app", default="shop", help="whose containers (default: %(default)s)")
-    parser.add_argument("--program", help="container: what it runs; send: whose containers (default: all of the app)")
-    parser.add_argument("--answers", type=int, default=0, help="send: wait for so many")
+    parser.add_argument("--url", default="http://127.0.0.1:7420", help="URL of the daemon (default: %(default)s)")
+    parser.add_argument("--namespace", default="control", help="namespace of the topics (default: %(default)s)")
+    parser.add_argument("--app", default="shop", help="app of the containers (default: %(default)s)")
+    parser.add_argument("--program", help="container: its program; send: program of the containers (default: all)")
+    parser.add_argument("--answers", type=int, default=0, help="send: number of answers to wait for")
     parser.add_argument("what", nargs="?", choices=["demo", "container", "send"], default="demo")
     parser.add_argument("words", nargs="*", help="container: its name; send: the command")
     args = parser.parse_args()

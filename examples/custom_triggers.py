@@ -1,14 +1,14 @@
-"""Whatever somebody notifies the system of starts programs that he chose in a file (use case 7).
+"""Users publish notifications, which start the programs listed in a rules file (use case 7).
 
-A notification is a text with attributes; a trigger says which attributes it must have, and which command it starts. What
-became of the commands is published, and the number of that message is the place of the notification in its topic. So the
-topic of outcomes itself knows how far notifications were handled: no database, no position, and one outcome for each,
-whatever is killed. A command that ran without its outcome being published is run again, with the same NOTIFICATION.
+A notification is a text with attributes; a rule names the required attributes, and the command to start. The outcome of
+the commands is published with the position of the notification as its sequence id. So the topic of outcomes records
+which notifications were handled: without a database or a saved position, each gets exactly one outcome, whatever is
+killed. If a command ran but its outcome was not published, it runs again, with the same NOTIFICATION.
 
-    custom_triggers.py                                             some notifications, and what they start
+    custom_triggers.py                                             send some notifications, and handle them
     custom_triggers.py notify "new prices" kind=deployed stage=production version=7
-    custom_triggers.py serve --rules FILE                          run on
-    custom_triggers.py outcomes                                    what became of it
+    custom_triggers.py serve --rules FILE                          run until stopped
+    custom_triggers.py outcomes                                    print the outcomes
 
 Without Python, and for a single command: plainsong on TOPIC --run COMMAND.
 """
@@ -29,17 +29,17 @@ NOTIFICATIONS, OUTCOMES = "notifications", "outcomes"
 
 
 def number_of(notification: Message) -> int:
-    """Its place in the topic as a number: the time and the sequence id that its id begins with."""
+    """Return its position in the topic as a number: the time and the sequence number at the start of its id."""
     return int.from_bytes(notification.id[:10], "big")
 
 
 def place_after(number: int) -> MessageId | str:
-    """Where to go on behind the notification of this number."""
+    """Return the position after the notification with this number."""
     return "oldest" if number < 0 else MessageId(number.to_bytes(10, "big") + bytes(10))
 
 
 def serve(client: Client, triggers: Sequence[Mapping[str, Any]], *, follow: bool) -> None:
-    """Handle one notification after the other. Whoever starts this a second time takes over from the first."""
+    """Handle notifications one after the other. A second process takes over from the first."""
     with client.producer(OUTCOMES, "custom-triggers", serializer=JSON) as producer:
         start = place_after(producer.last_sequence_id)
         for notification in client.read(NOTIFICATIONS, start, follow=follow, serializer=TEXT):
@@ -51,7 +51,7 @@ def serve(client: Client, triggers: Sequence[Mapping[str, Any]], *, follow: bool
 
 
 def run(command: Sequence[str], notification: Message) -> dict[str, Any]:
-    """Start a command, wait for its end, and say what became of it."""
+    """Run a command, and return its outcome."""
     fields = {"text": notification.value, **notification.attributes}
     words = [Template(word).safe_substitute(fields) for word in command]
     environ = {**os.environ, "NOTIFICATION": str(notification.id)}
@@ -61,12 +61,12 @@ def run(command: Sequence[str], notification: Message) -> dict[str, Any]:
 
 
 def notify(client: Client, text: str, attributes: Mapping[str, str]) -> None:
-    """What anybody may do."""
+    """Publish a notification."""
     client.publish(NOTIFICATIONS, text, attributes=attributes, serializer=TEXT)
 
 
 def play(client: Client, triggers: Sequence[Mapping[str, Any]]) -> None:
-    """Four notifications, three of which mean something."""
+    """Send four notifications, of which three match a rule."""
     notify(client, "new prices", {"kind": "deployed", "stage": "test", "version": "7"})
     notify(client, "new prices", {"kind": "deployed", "stage": "production", "version": "7"})
     notify(client, "lunch", {"kind": "chatter"})
@@ -77,10 +77,13 @@ def play(client: Client, triggers: Sequence[Mapping[str, Any]]) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:7420", help="of the daemon (default: %(default)s)")
-    parser.add_argument("--namespace", default="triggers", help="of the topics (default: %(default)s)")
+    parser.add_argument("--url", default="http://127.0.0.1:7420", help="URL of the daemon (default: %(default)s)")
+    parser.add_argument("--namespace", default="triggers", help="namespace of the topics (default: %(default)s)")
     parser.add_argument(
-        "--rules", type=Path, default=Path(__file__).with_suffix(".toml"), help="which triggers there are"
+        "--rules",
+        type=Path,
+        default=Path(__file__).with_suffix(".toml"),
+        help="file of rules (default: next to the program)",
     )
     parser.add_argument("what", nargs="?", choices=["demo", "notify", "serve", "outcomes"], default="demo")
     parser.add_argument("words", nargs="*", help="notify: the text, and attributes as name=value")

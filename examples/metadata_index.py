@@ -1,13 +1,12 @@
-"""Changes of metadata go into a search index, each once, and what belongs together at once (use case 2).
+"""A search index receives each change of metadata once, and related changes together (use case 2).
 
-An edit changes several properties and tags of one entity. It is published as a *lightweight transaction*: one piece
-with the entity as its routing key, all of it or nothing. The index is a full-text table of SQLite, and the position in
-the topic stands in the same database: after a crash the index is where its position says it is, so no change is
-missing and none is applied twice.
+An edit changes several properties and tags of one entity. It is published as a *lightweight transaction*: atomically,
+with the entity as its routing key. The index is a full-text table of SQLite, and the position in the topic is in the
+same database. So after a crash index and position agree: no change is missing, and none is applied twice.
 
-    metadata_index.py                                       some edits, the index, a search
+    metadata_index.py                                       publish some edits, index them, and search
     metadata_index.py edit dataset:orders owner=sales tag+=pii tag-=draft
-    metadata_index.py index --follow                        kill it, and start it again
+    metadata_index.py index --follow                        run the indexer; kill and restart it
     metadata_index.py search sales
 """
 
@@ -37,7 +36,7 @@ def edit(client: Client, entity: str, changes: list[str]) -> None:
 
 
 def index(database: sqlite3.Connection, client: Client, *, follow: bool) -> None:
-    """Apply what comes, page by page: the entities, their words and the position are one commit."""
+    """Apply changes page by page; entities, their words and the position are one commit."""
     [position] = database.execute("SELECT id FROM position").fetchone() or ["oldest"]
     while (page := client.poll(TOPIC, position, wait_ms=30_000 if follow else 0, serializer=JSON)) or follow:
         if not page:
@@ -51,7 +50,7 @@ def index(database: sqlite3.Connection, client: Client, *, follow: bool) -> None
 
 
 def apply(database: sqlite3.Connection, entity: str, change: str) -> None:
-    """One change of one entity."""
+    """Apply one change of an entity."""
     known = database.execute("SELECT number, metadata, changes FROM entities WHERE entity = ?", (entity,)).fetchone()
     number, text, changes = known or (None, '{"properties": {}, "tags": []}', 0)
     metadata: dict[str, Any] = json.loads(text)
@@ -81,10 +80,10 @@ def search(database: sqlite3.Connection, words: str) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:7420", help="of the daemon (default: %(default)s)")
-    parser.add_argument("--namespace", default="metadata", help="of the topic (default: %(default)s)")
+    parser.add_argument("--url", default="http://127.0.0.1:7420", help="URL of the daemon (default: %(default)s)")
+    parser.add_argument("--namespace", default="metadata", help="namespace of the topic (default: %(default)s)")
     parser.add_argument("--database", type=Path, default=Path(tempfile.gettempdir()) / "plainsong-metadata.db")
-    parser.add_argument("--follow", action="store_true", help="index: wait for what comes")
+    parser.add_argument("--follow", action="store_true", help="index: wait for new messages")
     parser.add_argument("what", nargs="?", choices=["demo", "edit", "index", "search"], default="demo")
     parser.add_argument("words", nargs="*", help="edit: the entity and changes; search: what to look for")
     args = parser.parse_args()

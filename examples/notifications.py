@@ -1,12 +1,12 @@
-"""Users are notified of what happens in the system, each of what he asked for, also of what he missed (use case 6).
+"""Users receive the notifications that they subscribed to, including missed ones (use case 6).
 
-Events of all kinds come on topics of their own. A user subscribes to topics by patterns, and to what the events say. The
-daemon keeps where each user is, and one event loop looks after all of them. A user who comes for the first time begins
-an hour ago. What was shown and not yet noted when the program is killed is shown again, under the same id; nothing is left out.
+Each kind of event has its own topic. A user subscribes to topics by pattern, and to events by their fields. The daemon
+stores each user's position, and one event loop serves all users. A new user starts an hour in the past. If the program
+is killed, notifications whose position was not saved yet are shown again, with the same id; none is lost.
 
-    notifications.py                       events of all kinds, and what each user gets to see
-    notifications.py inbox ada --follow    one user's notifications, as they come
-    notifications.py happen                more events
+    notifications.py                       publish events, and show each user's notifications
+    notifications.py inbox ada --follow    follow one user's notifications
+    notifications.py happen                publish more events
 """
 
 import argparse
@@ -29,7 +29,7 @@ EVENTS: dict[str, list[dict[str, str]]] = {
 
 @dataclass(frozen=True)
 class Subscription:
-    """Which topics, and which of their events: those that say all of ``says``."""
+    """The topics, and the fields that their events must have."""
 
     topics: tuple[str, ...]
     says: Mapping[str, str] = field(default_factory=dict)
@@ -43,16 +43,16 @@ SUBSCRIPTIONS = {
 
 
 async def happen(client: AsyncClient) -> None:
-    """Events; on a stream each is sent without waiting for the answer to the one before."""
+    """Publish events over a stream, without waiting for the answer to the one before."""
     for topic, events in EVENTS.items():
         async with client.stream(topic, serializer=JSON) as stream:
             tickets = [await stream.publish(event) for event in events]
         for ticket in tickets:
-            await ticket  # its receipt, or why it was refused
+            await ticket  # raises if it was refused
 
 
 async def inbox(client: AsyncClient, user: str, *, follow: bool) -> None:
-    """Show what came for a user since the last time, and note that it was shown."""
+    """Show a user's new notifications, and save the position."""
     wanted = SUBSCRIPTIONS[user]
     async with client.read(
         wanted.topics, "-1h", follow=follow, position=ServerPosition(f"inbox-{user}"), save_every=1, serializer=JSON
@@ -65,11 +65,11 @@ async def inbox(client: AsyncClient, user: str, *, follow: bool) -> None:
 async def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:7420", help="of the daemon (default: %(default)s)")
-    parser.add_argument("--namespace", default="notifications", help="of the topics (default: %(default)s)")
-    parser.add_argument("--follow", action="store_true", help="inbox: wait for what comes")
+    parser.add_argument("--url", default="http://127.0.0.1:7420", help="URL of the daemon (default: %(default)s)")
+    parser.add_argument("--namespace", default="notifications", help="namespace of the topics (default: %(default)s)")
+    parser.add_argument("--follow", action="store_true", help="inbox: wait for new messages")
     parser.add_argument("what", nargs="?", choices=["demo", "happen", "inbox"], default="demo")
-    parser.add_argument("users", nargs="*", default=list(SUBSCRIPTIONS), help="inbox: whose (default: everybody's)")
+    parser.add_argument("users", nargs="*", default=list(SUBSCRIPTIONS), help="inbox: users (default: all)")
     args = parser.parse_args()
     async with AsyncClient(args.url, namespace=args.namespace, wait_for_daemon_s=60) as client:
         for topic in EVENTS:

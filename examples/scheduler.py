@@ -1,15 +1,15 @@
-"""A scheduler starts programs when data is there, when another program has ended, when the outside says so (use case 3).
+"""A scheduler starts programs when data arrives, another program ends, or an external event occurs (use case 3).
 
-Each trigger has one run, although scheduler, programs and daemon may be killed at any moment:
+Each trigger causes one run, although the scheduler, programs and daemon may be killed at any moment:
 
-* What an event triggers and how far events were read is one commit of the scheduler's database. A crash undoes both.
-* Each run that has not ended is started again after a crash. A run is a *producer* with two messages, ``started`` and
-  ``completed``: whoever starts it anew takes the name over, and what the topic has is not stored a second time.
+* The runs that an event triggers, and the position after it, are committed together in the scheduler's database.
+* After a crash, runs that have not ended are started again. A run is a *producer* of two messages, ``started`` and
+  ``completed``: the new process takes over its name, and messages that the topic has are not stored again.
 
-    scheduler.py                                                           a few events, and what they start
-    scheduler.py serve                                                     run on; kill it, and start it again
-    scheduler.py event data dataset=purchases partition=2026-01-31         tell that data is there
-    scheduler.py event outside event=prices-changed                        tell of anything
+    scheduler.py                                                           publish a few events, and start programs
+    scheduler.py serve                                                     run until stopped; kill and restart it
+    scheduler.py event data dataset=purchases partition=2026-01-31         report that data has arrived
+    scheduler.py event outside event=prices-changed                        report an external event
 """
 
 import argparse
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, program TEXT, ended BOOLE
 
 @dataclass(frozen=True)
 class Trigger:
-    """Start ``program`` at every n-th event of a topic that says what it should."""
+    """Start ``program`` at every n-th matching event of a topic."""
 
     program: str
     topic: str
@@ -45,7 +45,7 @@ class Trigger:
     every: int = 1
 
     def matches(self, event: Message) -> bool:
-        """Whether it counts. What is no JSON object counts nowhere."""
+        """Return True if the event matches. Only JSON objects can."""
         return event.topic == self.topic and isinstance(event.value, dict) and self.says.items() <= event.value.items()
 
 
@@ -57,17 +57,17 @@ TRIGGERS = (
 
 
 class DatabasePosition:
-    """Where the reader is, in the database of what it does: saved in the same commit, or not at all."""
+    """The reader's position, saved in the same commit as the effects."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self.database = database
 
     def load(self, daemon: object, topics: Iterable[str]) -> dict[str, bytes]:
-        """The positions that are known."""
+        """Return all saved positions."""
         return dict(self.database.execute("SELECT topic, id FROM positions"))
 
     def save(self, daemon: object, positions: Mapping[str, bytes]) -> None:
-        """Into the transaction that is open."""
+        """Save within the open transaction."""
         self.database.executemany("REPLACE INTO positions VALUES (?, ?)", positions.items())
 
 
@@ -79,7 +79,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def serve(client: Client, path: Path, url: str, limit: int | None) -> None:
-    """Start what events trigger, until ``limit`` events were read, or forever."""
+    """Start triggered programs until ``limit`` events were read, or forever."""
     database = open_database(path)
     pool = ThreadPoolExecutor(max_workers=2)
 
@@ -89,7 +89,7 @@ def serve(client: Client, path: Path, url: str, limit: int | None) -> None:
         )
 
     for program, run in database.execute("SELECT program, run FROM runs WHERE NOT ended").fetchall():
-        start(program, run)  # of an earlier life
+        start(program, run)  # runs before a restart
     with client.read(
         [DATA, PROGRAMS, OUTSIDE], follow=True, limit=limit, position=DatabasePosition(database), serializer=JSON
     ) as events:
@@ -106,7 +106,7 @@ def serve(client: Client, path: Path, url: str, limit: int | None) -> None:
 
 
 def is_pulled(database: sqlite3.Connection, trigger: Trigger, event: Message) -> bool:
-    """Count the event if it matches; whether it completes the trigger's number."""
+    """Count a matching event; return True if the trigger has enough of them."""
     if not trigger.matches(event):
         return False
     [events] = database.execute(
@@ -117,7 +117,7 @@ def is_pulled(database: sqlite3.Connection, trigger: Trigger, event: Message) ->
 
 
 def carry_out(path: Path, command: list[str], program: str, run: str) -> None:
-    """Start the program, again if need be, until it has ended well."""
+    """Run the program, repeatedly if necessary, until it succeeds."""
     while subprocess.run([*command, "program", program, run], check=False).returncode != 0:  # noqa: S603 - our own
         time.sleep(1)
     with closing(open_database(path)) as database, database:
@@ -125,19 +125,19 @@ def carry_out(path: Path, command: list[str], program: str, run: str) -> None:
 
 
 def be_program(client: Client, program: str, run: str) -> None:
-    """One run of a program; a second process of the same run ends the first one's right to speak for it."""
+    """Do one run of a program; a second process of the same run fences the first."""
     try:
         with client.producer(PROGRAMS, run, serializer=JSON) as producer:
             for number, state in enumerate(["started", "completed"]):
                 message = {"program": program, "run": run, "state": state}
                 if not producer.publish(message, sequence_ids=[number]).duplicate:
                     print(f"  {program} {state}", flush=True)
-                # Between the two is the work.
+                # The work would be done here.
     except ProducerFenced:
-        sys.exit(f"  {program}: another process goes on with run {run}")
+        sys.exit(f"  {program}: another process continues run {run}")
     except OutcomeUnknown:
-        # The daemon died, and another process of the run has come as far meanwhile: that one's word counts.
-        sys.exit(f"  {program}: another process may go on with run {run}")
+        # The daemon died, and another process of the run has published this by now.
+        sys.exit(f"  {program}: another process may continue run {run}")
 
 
 def tell(client: Client, topic: str, fields: list[str]) -> None:
@@ -146,7 +146,7 @@ def tell(client: Client, topic: str, fields: list[str]) -> None:
 
 
 def play(client: Client, path: Path, url: str) -> None:
-    """Four events from outside, which make three runs, which are six events more."""
+    """Publish four events, which cause three runs, which publish six more events."""
     for day in ("2026-01-29", "2026-01-30", "2026-01-31"):
         tell(client, DATA, ["dataset=purchases", f"partition={day}"])
     tell(client, OUTSIDE, ["event=prices-changed"])
@@ -156,10 +156,10 @@ def play(client: Client, path: Path, url: str) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:7420", help="of the daemon (default: %(default)s)")
-    parser.add_argument("--namespace", default="scheduler", help="of the topics (default: %(default)s)")
+    parser.add_argument("--url", default="http://127.0.0.1:7420", help="URL of the daemon (default: %(default)s)")
+    parser.add_argument("--namespace", default="scheduler", help="namespace of the topics (default: %(default)s)")
     parser.add_argument("--database", type=Path, default=Path(tempfile.gettempdir()) / "plainsong-scheduler.db")
-    parser.add_argument("--messages", type=int, help="serve: end after so many events")
+    parser.add_argument("--messages", type=int, help="serve: number of events after which to end")
     parser.add_argument("what", nargs="?", choices=["demo", "serve", "event", "program"], default="demo")
     parser.add_argument("words", nargs="*", help="event: topic and fields; program: its name and run")
     args = parser.parse_args()

@@ -1,13 +1,13 @@
-"""A workflow whose state and token others can follow, although it may be killed at any step (use case 4).
+"""Others can follow the state and the token of a workflow, although it may be killed at any step (use case 4).
 
-Each step changes three things: a row of the workflow's own database, a message in ``states``, and one in ``tokens``
-with what the step changed in the token that the steps hand on. One transaction makes them happen together. The daemon
-decides; the database follows its decision as a participant, also after a crash. So followers that read committed
-messages never see a state that the workflow does not have, nor a state without its token, nor one of them twice.
+Each step writes a row of the workflow's own database, a message to ``states``, and one to ``tokens`` with its changes to
+the token that is passed on. One transaction commits all three. The daemon decides; the database is a participant
+that follows the decision, also after a crash. So readers of committed messages never see a state that the workflow did
+not reach, a state without its token, or either of them twice.
 
-    workflow_states.py                              one run, and what a follower sees
-    workflow_states.py run --run r1 --pause-s 2     kill it at any time, and start the same again
-    workflow_states.py watch --follow               what happens, as it happens
+    workflow_states.py                              do one run, and print what a follower sees
+    workflow_states.py run --run r1 --pause-s 2     kill it at any time, and run it again
+    workflow_states.py watch --follow               print states as they change
 """
 
 import argparse
@@ -26,7 +26,7 @@ from plainsong.protocol.errors import TransactionNotFound, TransactionNotInProgr
 STATES, TOKENS = "states", "tokens"
 Token: TypeAlias = dict[str, Any]
 
-#: What each step makes of the token: the changes. The order is that of the workflow.
+#: The changes of the token by each step, in the order of the workflow.
 STEPS: dict[str, Callable[[Token], Token]] = {
     "fetch": lambda token: {"source": "purchases", "rows": 1000},
     "clean": lambda token: {"rows": token["rows"] - 13, "dropped": 13},
@@ -36,7 +36,7 @@ STEPS: dict[str, Callable[[Token], Token]] = {
 
 
 class Runs:
-    """The rows of all runs, one for each step that was taken: written before the daemon decides, valid if it commits."""
+    """The rows of all runs, one per step: written before the daemon decides, valid if it commits."""
 
     name = "runs"
 
@@ -51,16 +51,16 @@ class Runs:
         self.changes: list[tuple[str, str, Token]] = []
 
     def position(self, run: str) -> tuple[str | None, Token]:
-        """The last step that was taken, and the token after it."""
+        """Return the last step, and the token after it."""
         row = self.database.execute(
             "SELECT step, token FROM steps WHERE run = ? AND committed ORDER BY tx DESC", (run,)
         ).fetchone()
         return (row[0], json.loads(row[1])) if row else (None, {})
 
     def recover(self, client: Client) -> None:
-        """Ask the daemon what became of the transactions that nobody has followed to their end; end those still open."""
+        """Resolve undecided rows: query the outcome of their transactions, and end those that are still open."""
         for (tx,) in self.database.execute("SELECT tx FROM steps WHERE NOT committed").fetchall():
-            with suppress(TransactionNotInProgress, TransactionNotFound):  # it was decided before
+            with suppress(TransactionNotInProgress, TransactionNotFound):  # it was already decided
                 client.transactions.abort(tx)
             outcome = client.transactions.get(tx).state
             print(f"transaction {tx} was interrupted: {outcome}", flush=True)
@@ -74,34 +74,34 @@ class Runs:
     # --- as a participant of a transaction: TransactionAware -----------------------------------------
 
     def start_tx(self, transaction: Transaction) -> None:
-        """Nothing has changed yet."""
+        """Nothing to do: there are no changes yet."""
         self.tx, self.changes = transaction.id, []
 
     def update_tx(self, transaction: Transaction) -> None:
-        """The id stays what it is."""
+        """Nothing to do: the id does not change."""
 
     def tx_changes(self) -> list[bytes]:
-        """Of two transactions that advance the same run at the same time, only one can commit."""
+        """Return the key of the run: of two transactions that advance it concurrently, only one can commit."""
         return [run.encode() for run, _, _ in self.changes]
 
     def commit_tx(self) -> bool:
-        """Durable, and not valid yet."""
+        """Write the row durably; it is not valid yet."""
         rows = [(self.tx, run, step, json.dumps(token)) for run, step, token in self.changes]
         self.database.executemany("REPLACE INTO steps (tx, run, step, token) VALUES (?, ?, ?, ?)", rows)
         return True
 
     def post_tx_commit(self) -> None:
-        """The daemon has decided: valid."""
+        """Mark the row valid: the daemon has committed."""
         self.database.execute("UPDATE steps SET committed = TRUE WHERE tx = ?", (self.tx,))
 
     def rollback_tx(self) -> bool:
-        """As if it had never been."""
+        """Delete the row."""
         self.database.execute("DELETE FROM steps WHERE tx = ?", (self.tx,))
         return True
 
 
 def run_workflow(client: Client, runs: Runs, run: str, pause_s: float) -> None:
-    """Take the steps that are left of a run."""
+    """Do the remaining steps of a run."""
     runs.recover(client)
 
     def take_next_step(tx: TransactionContext) -> str | None:
@@ -123,7 +123,7 @@ def run_workflow(client: Client, runs: Runs, run: str, pause_s: float) -> None:
 
 
 def watch(client: Client, *, follow: bool) -> None:
-    """What followers see: committed states and changes of tokens."""
+    """Print committed states and token changes."""
     for message in client.read([STATES, TOKENS], follow=follow, serializer=JSON):
         print(f"  {message.topic:<6} {json.dumps(message.value)}", flush=True)
 
@@ -131,12 +131,12 @@ def watch(client: Client, *, follow: bool) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:7420", help="of the daemon (default: %(default)s)")
-    parser.add_argument("--namespace", default="workflow", help="of the topics (default: %(default)s)")
+    parser.add_argument("--url", default="http://127.0.0.1:7420", help="URL of the daemon (default: %(default)s)")
+    parser.add_argument("--namespace", default="workflow", help="namespace of the topics (default: %(default)s)")
     parser.add_argument("--database", type=Path, default=Path(tempfile.gettempdir()) / "plainsong-workflow.db")
     parser.add_argument("--run", default=time.strftime("run-%Y%m%d-%H%M%S"), help="name of the run (default: the time)")
     parser.add_argument("--pause-s", type=float, default=0.0, help="how long each step takes")
-    parser.add_argument("--follow", action="store_true", help="watch: wait for what comes")
+    parser.add_argument("--follow", action="store_true", help="watch: wait for new messages")
     parser.add_argument("what", nargs="?", choices=["demo", "run", "watch"], default="demo")
     args = parser.parse_args()
     with Client(args.url, namespace=args.namespace, wait_for_daemon_s=60) as client:

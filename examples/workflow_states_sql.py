@@ -77,8 +77,8 @@ def run_workflow(client: Client, engine: Engine, name: str, pause_s: float) -> N
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:7420", help="of the daemon (default: %(default)s)")
-    parser.add_argument("--namespace", default="workflow", help="of the topics (default: %(default)s)")
+    parser.add_argument("--url", default="http://127.0.0.1:7420", help="URL of the daemon (default: %(default)s)")
+    parser.add_argument("--namespace", default="workflow", help="namespace of the topics (default: %(default)s)")
     parser.add_argument("--database", required=True, help="URL for SQLAlchemy")
     parser.add_argument("--run", default=time.strftime("run-%Y%m%d-%H%M%S"), help="name of the run (default: the time)")
     parser.add_argument("--pause-s", type=float, default=0.0, help="how long each step takes")

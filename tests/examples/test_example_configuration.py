@@ -23,9 +23,9 @@ def test_programs_start_with_a_snapshot_and_continue_with_changes(url: str, name
         said = run("configuration", url, *words)
         assert revisions(said, "join", "starts") == [first + 1]
         assert revisions(said, "report", "starts") == [first + 3]
-        assert revisions(said, "join", "goes on") == [first + 4, first + 6]
-        assert revisions(said, "report", "goes on") == [first + 5, first + 7]
-    assert "join goes on with {'memory': '4g', 'stop': 'yes'}" in said
+        assert revisions(said, "join", "continues") == [first + 4, first + 6]
+        assert revisions(said, "report", "continues") == [first + 5, first + 7]
+    assert "join continues with {'memory': '4g', 'stop': 'yes'}" in said
 
 
 def revisions(said: str, program: str, verb: str) -> list[int]:
@@ -47,7 +47,7 @@ def test_changes_made_while_the_daemon_is_away_are_sent_later(tmp_path: Path, va
             run("configuration", url, *words, "relay")
             run("configuration", url, *words, "set", "join", "stop", "yes")
             assert program.wait() == 0
-        assert revisions(program.said(), "join", "goes on") == [1, 2, 3]
+        assert revisions(program.said(), "join", "continues") == [1, 2, 3]
         assert waiting(database) == []
         assert [each["revision"] for each in values(url, "configuration", "configuration")] == [1, 2, 3]
 
