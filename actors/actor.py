@@ -10,7 +10,7 @@ serves only the load, the deadlines and the close. Requests that arrive during a
 that is the group commit. If other instances may claim the rows, a turn that answers without writing first has the
 store check that the claim still holds, once for all of its requests.
 
-When an actor falls, every request under way gets an error that says what is known of its outcome. ``Supervision`` then
+When an actor crashes, every request under way gets an error that says what is known of its outcome. ``Supervision`` then
 starts the actor again from disk: recovery and the first start are the same code. Once another owner has claimed the
 rows it stays down.
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-#: Pauses before loading again after a fall; the last one repeats.
+#: Pauses before loading again after a crash; the last one repeats.
 RESTART_PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -378,7 +378,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     @abstractmethod
     def _crash_error(self) -> PlainsongError:
-        """Return the error for: the actor fell or ended while the request waited in it; nothing happened."""
+        """Return the error for: the actor crashed or ended while the request waited in it; nothing happened."""
 
     @abstractmethod
     def _unavailable(self, why: str) -> PlainsongError:
@@ -513,7 +513,7 @@ class Supervision(ABC):
 
     @abstractmethod
     def _refuse(self, error: Exception) -> None:
-        """Refuse requests until the actor is loaded again; it fell ``_backoff.failures`` times since the last load."""
+        """Refuse requests until the actor is loaded again; it crashed ``_backoff.failures`` times since the last load."""
 
     @property
     @abstractmethod

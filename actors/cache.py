@@ -223,7 +223,7 @@ class TopicCache:
         self.budget.closed(chunk)
 
     def clear(self) -> None:
-        """Drop all chunks and kept pages: after a fall, a deletion, a re-creation."""
+        """Drop all chunks and kept pages: after a crash, a deletion, a re-creation."""
         self._revise()
         self.start_over()
         self.budget.changed(self.budget.pages.forget(self._prefixes))

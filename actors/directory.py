@@ -1,7 +1,7 @@
 """The directory of open topics: opens them at first use, restarts their actors, and closes idle ones.
 
 The first caller makes a topic's entry synchronously, so a hundred first callers cause one load. An entry supervises its
-actor: when the actor falls it is started again from disk, at once and then with growing pauses; while the store does
+actor: when the actor crashes it is started again from disk, at once and then with growing pauses; while the store does
 not answer, callers get an error instead of waiting. A closed entry leaves the directory before its actor ends, and its
 successor waits for that end, so a topic never has two writers.
 

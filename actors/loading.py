@@ -1,4 +1,4 @@
-"""Loads a topic from disk, in the same way at the first start, after a fall and after a power cut."""
+"""Loads a topic from disk, in the same way at the first start, after a crash and after a power cut."""
 
 from __future__ import annotations
 

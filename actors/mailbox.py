@@ -143,7 +143,7 @@ class Mailbox:
         Raises:
           Overloaded: the mailbox is full; nothing happened.
           ShuttingDown, Recovering: refused; nothing happened.
-          OutcomeUnknown: the actor fell during the commit; it may have happened.
+          OutcomeUnknown: the actor crashed during the commit; it may have happened.
           PlainsongError: the core refuses it.
         """
         ticket = Ticket(ask)

@@ -1,7 +1,7 @@
 """The transaction service: begins, decides and remembers transactions; its actor, and its replication.
 
 Routes, Thrift, topics and readers call ``TransactionService``. Its actor has the life cycle of every actor
-(``actors/actor.py``): when it falls it is loaded again from disk, at once and then with growing pauses. Until then
+(``actors/actor.py``): when it crashes it is loaded again from disk, at once and then with growing pauses. Until then
 every call, and every publish under a pointer, fails with TransactionsUnavailable; plain publishes and polls continue.
 """
 
@@ -582,7 +582,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
     async def _wait_for_writes(self, ticket: Ticket[Any], pointers: Sequence[int]) -> None:
         await self._index.quiet(pointers)
-        if ticket in self._frozen:  # else the actor fell, and has settled it
+        if ticket in self._frozen:  # else the actor crashed, and has completed it
             self._frozen.discard(ticket)
             self._return(ticket)
 
@@ -600,7 +600,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     async def _roll_back(self, core: ManagerCore, first: RollFirst) -> None:
         reached = await roll_back(self._locations, self._ask, first.pointers, self._settings.abort_deadline_s)
         if self.core is not core:
-            return  # the actor fell and settled the callers; the next load starts the rollback again
+            return  # the actor crashed and completed the callers' tickets; the next load starts the rollback again
         ticket: Ticket[Any] = Ticket(FinishAbort(first.transaction_id, complete=len(reached) == len(first.pointers)))
         self._return(ticket)
         answer: object

@@ -33,12 +33,12 @@ TTL_S = 7 * 86_400
 SETTLE_S = 2.5
 #: The backup without load copies this fraction of the messages.
 ALONE_PART = 10
-SAYS = """Durable publishes of one message of 100 B over 16 connections in a closed loop, in stretches of which in one a
-backup works, and in its neighbour its client is stopped: *÷ without* is the rate of the one by that of the other, pair by
-pair, *÷ sum* that of all messages of the ones by those of the others. The store has the messages of the first column in
-one topic. *Anon MB* is the daemon's own memory (RssAnon) before, *peak MB* the highest meanwhile. The second row is one
-backup of a tenth with nothing beside it: its seconds, and processor time for a GB of rows, of the daemon and of the
-client."""
+SAYS = """Durable publishes of one message of 100 B over 16 connections in a closed loop, in alternating intervals: in
+one a backup runs, in the next its client is stopped. *÷ without* is the ratio of the two rates, pair by pair; *÷ sum*
+is the ratio of all messages with a backup to all messages without one. The store has the messages of the first column
+in one topic. *Anon MB* is the daemon's own memory (RssAnon) before, *peak MB* the highest value during the run. The
+second row is one backup of a tenth of the messages without load: its seconds, and the processor time per GB of rows, of
+the daemon and of the client."""
 
 
 def measure_backup(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:

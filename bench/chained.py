@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from bench.daemon import Daemon
     from bench.profiles import Profile
 
-SAYS = """Single publishes of 100 B a second to a chained topic and to one without a chain, each acknowledged after it was
-synced. Both topics are in one daemon and take turns; *again* is a second topic without a chain, whose distance from the
-first is what the machine adds by itself. CPU is what a publish takes of the daemon, user and system, in µs."""
+SAYS = """Single publishes of 100 B a second to a chained topic and to one without a chain, each acknowledged after it
+was synced. Both topics are in one daemon and are measured in turn; *again* is a second topic without a chain: its
+difference to the first is noise. CPU is the daemon's processor time per publish, user and system, in µs."""
 
 MESSAGE_BYTES = 100
 TOPICS = {"plain": "none", "again": "none", "chained": "sha256"}

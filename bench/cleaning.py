@@ -25,8 +25,8 @@ INTERVAL_S = 0.5
 #: Time to live of the day-old messages until the benchmark shortens it.
 LONG_TTL_S = 7 * 86_400
 CLEANING_TIMEOUT_S = 60.0
-SAYS = """Single durable publishes of 100 B to one topic while another topic's rows, expired all at once by shortening its time
-to live, are removed and their space is given back. *Quiet* is measured in the same daemon, before and after."""
+SAYS = """Single durable publishes of 100 B to one topic while another topic's rows, expired all at once by a shorter
+time to live, are removed and their space is reclaimed. *Quiet* is measured in the same daemon, before and after."""
 #: More rows than this fill several volumes of the default size.
 MANY_ROWS = 1_000_000
 SMALL_VOLUMES = {"storage_volume_bytes": 1 << 20, "storage_write_buffer_bytes": 1 << 18}

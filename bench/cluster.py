@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 SIZE, GROUP = 100, 100
 SESSION_S = 4.0
-SAYS = f"""Requests of 100 messages of 100 B (*publish*), or of one (*single*), on HBase. *topics*: as many topics for each
-instance, two connections to each topic's owner; processor time of all daemons, and of what is not theirs (HBase and its gateway). *forwarded*: the same through
-an instance that does not own the topic, beside asking the owner; who spends what. *hand-over*: seconds from a topic's
-being let go, or its owner's death, to the new owner's first answer to a publish, one client a topic: *leaving* at
-SIGTERM, *killed* at SIGKILL with a session of {SESSION_S:g} s in ZooKeeper, which notices at the end of one of its ticks."""
+SAYS = f"""Requests of 100 messages of 100 B (*publish*), or of one (*single*), on HBase. *topics*: the same number of
+topics for each instance, two connections to each topic's owner; processor time of all daemons, and of HBase and its
+gateway. *forwarded*: the same through an instance that does not own the topic, compared with requests to the owner, and
+how the processor time is divided. *hand-over*: seconds from the release of a topic, or its owner's death, to the new
+owner's first answer to a publish, one client a topic: *leaving* at SIGTERM, *killed* at SIGKILL with a session of
+{SESSION_S:g} s in ZooKeeper, which notices at the end of one of its ticks."""
 
 
 def measure_cluster(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:

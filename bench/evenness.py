@@ -42,12 +42,12 @@ CLEANING_INTERVAL_S = 0.2
 #: How long to wait, after the measured time, for the cleaning to finish.
 CLEANING_TIMEOUT_S = 60.0
 SAYS = """Waits of durable publishes in an open loop: requests are due at a fixed rate, a quarter, a half and three
-quarters of the highest that a closed loop of as many connections reached just before, and a wait counts from when the
-request was due. *Singles* are one message of 100 B to one topic, *batches* 1000 of them over ten topics. *Late* is by
-how much the generator itself sent too late (99th percentile), *generator %* what it took of one core. *Unsent*, where
-there are any, had no answer ten seconds after the end: the daemon could not keep up. *Beside it* is the other work
-during the loop, in messages a second: cleaned, read by two readers far behind, or copied from another store on the same disk
-(0: the measurement was over before the first copy was)."""
+quarters of the highest rate that a closed loop over the same number of connections reached just before. A wait counts
+from when the request was due. *Singles* are one message of 100 B to one topic, *batches* 1000 of them over ten topics.
+*Late* is the delay of the generator itself (99th percentile), *generator %* its share of one core. *Unsent* requests
+had no answer ten seconds after the end: the daemon could not keep up. *Beside it* is the other work during the loop, in
+messages a second: cleaned, read by two readers far behind, or copied from another store on the same disk (0: the
+measurement ended before the first copy did)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from bench.profiles import Profile
 
-SAYS = """Single publishes of 100 B a second, each acknowledged after it was synced, by one process and by two front
-ends before it. CPU is what a publish takes of each process, user and system, in µs. *÷ one process* is what was seen,
-beside a load generator that takes its share of the same cores; *÷ by CPU* is what the processor times allow on two
-cores that have nothing else to do: the work of one process, over half of the work of three. *feeds* is how many front
-ends the owning process has time for."""
+SAYS = """Single publishes of 100 B a second, each acknowledged after it was synced, by one process and through two
+front ends. CPU is the processor time of each process per publish, user and system, in µs. *÷ one process* is the
+measured ratio, with a load generator on the same cores; *÷ by CPU* is the ratio that the processor times allow on two
+otherwise idle cores: the work of one process, divided by half of the work of three. *feeds* is the number of front ends
+that the owning process has time for."""
 
 CONNECTIONS = (1, 64)
 FRONT_ENDS = 2

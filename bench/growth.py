@@ -34,12 +34,12 @@ PAGE = 100
 #: One message per topic, so that no topic is empty.
 _ONE = PublishRequest([b"one message"])
 SAYS = """One daemon that is filled, stopped and started again at each size. *Messages*: 100 B each, over 50 topics, in
-requests of 1000 on four connections; the rate and the waits are of the last million before that size (or of all there
-is), `÷ first size` is that rate beside the first line's. *Topics*: each with one message, created and published to one after the other on one connection. `anon MB` is the
-process's own memory (RssAnon), `mapped MB` what it has mapped of files (RssFile), which the system takes back when it
-needs room; `after start` is the same once it has been started anew and polled. `start s` is from the call of the
-program to the moment it serves, `poll ms` the median and the longest of 40 polls for 100 messages from a random time
-on, each of a random topic, directly after that start."""
+requests of 1000 on four connections; the rate and the waits are of the last million before that size (or of all, if
+there are fewer), `÷ first size` is that rate divided by the first row's. *Topics*: each with one message, created and
+published to one after the other on one connection. `anon MB` is the process's own memory (RssAnon), `mapped MB` its
+mapped files (RssFile), which the system reclaims when it needs memory; `after start` is the same after a restart and
+the polls. `start s` is from the start of the program until it serves, `poll ms` the median and the longest of 40 polls
+for 100 messages from a random time on, each of a random topic, directly after that start."""
 
 
 def measure_growth(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:

@@ -29,12 +29,13 @@ SIZE = 100
 GROUP = 1000
 #: Topics: of batches, of single publishes, and the one that is polled.
 GROUPS, SINGLES, READ = "groups", "singles", "read"
-SAYS = """Messages of 100 B a second. *groups*: requests of 1000, beside ``mutateRows`` of the same 1000 rows on as many
-connections; *store*: commits of 1000 rows without a daemon. *poll*: a page from far behind (the daemon was started after it
-was written, and has nothing in its cache), beside a raw scan of the very same cells and of one row for each message. *single*: one
-message at one connection, its p50 beside what its commit needs: a row put if absent and a head compared and set, one
-after the other. Raw calls go through the store's own client, in a process of their own. *cost*: processor time of whom it
-falls to, by call, commit, request, or topic that is opened; and what the write-ahead log grows by."""
+SAYS = """Messages of 100 B a second. *groups*: requests of 1000, compared with ``mutateRows`` of the same 1000 rows
+over the same number of connections; *store*: commits of 1000 rows without a daemon. *poll*: a page from far behind (the
+daemon was restarted after the messages were written, so its cache is empty), compared with a raw scan of the very same
+cells and of one row for each message. *single*: one message at one connection, its p50 compared with the calls that its
+commit needs: a row put if absent and a head compared and set, one after the other. Raw calls use the store's own
+client, in a process of their own. *cost*: processor time of each process per call, commit, request, or opened topic;
+and the growth of the write-ahead log."""
 
 
 def measure_hbase(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:

@@ -38,11 +38,11 @@ LARGE = "large"
 #: Messages in the topic whose pages are requested and never read.
 LARGE_MESSAGES = 64
 ROOT = Path(__file__).parents[1]
-SAYS = """Waits of single durable publishes of 100 B over 16 connections in an open loop, at a quarter of the rate of a closed
-one, while others do what follows; *quiet* is the same daemon before and after. *announced*: connections that announce a
-body of 64 MiB and send one byte. *unread*: connections that ask for pages of 16 MiB and do not read them. *chunks*: bodies
-of two megabytes in chunks of one byte, again and again. *members*: bodies of 4 MB of empty gzip members. *bombs*: bodies
-of 64 KiB that decompress to 64 MiB."""
+SAYS = """Waits of single durable publishes of 100 B over 16 connections in an open loop, at a quarter of the rate of a
+closed one, during attacks; *quiet* is the same daemon before and after. *announced*: connections that announce a body
+of 64 MiB and send one byte. *unread*: connections that request pages of 16 MiB and do not read them. *chunks*: repeated
+bodies of two megabytes in chunks of one byte. *members*: bodies of 4 MB of empty gzip members. *bombs*: bodies of 64
+KiB that decompress to 64 MiB."""
 
 
 async def announced(port: int, sent: Callable[[], object]) -> None:

@@ -29,11 +29,11 @@ TTL_S = 7 * 86_400
 _SMALLS = "small"
 #: Messages per request in the topic of small requests.
 SMALL = 10
-SAYS = f"""Messages a second in pages of 10 000 messages of 100 B. *Cached*: the newest, from the scan cache. *Cold*: from far
-behind, read from LevelDB (whose files the system has in memory, for both sides), of messages that came in large requests
-or in requests of {SMALL}: each reader walks through the topic, from the end of one page to the next, and asks for no page
-that was asked for before, since such pages are kept. *Raw* is one thread that iterates over a row for each message with
-plyvel and the same read options, through the same messages, and does nothing with them. `avro` is version 1."""
+SAYS = f"""Messages a second in pages of 10 000 messages of 100 B. *Cached*: the newest, from the scan cache. *Cold*:
+from far behind, read from LevelDB (whose files are in the system's memory, for both sides), of messages that were
+published in large requests or in requests of {SMALL}: each reader walks through the topic, from the end of one page to
+the next, and requests no page twice, since such pages are cached. *Raw* is one thread that iterates over a row for each
+message with plyvel and the same read options, through the same messages, and discards them. `avro` is version 1."""
 
 
 def measure_polling(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:

@@ -30,12 +30,12 @@ _AT_MOST = {1: 40_000, 10: 30_000, 100: 15_000, 1000: 2_500}
 _APART = 1 << 24
 #: Results that the daemon keeps per producer.
 _RESULTS = 5
-SAYS = """Messages a second over 16 connections, each side beside plain requests of the same size in the same daemon and
-round, sent by the same generator. *Deduplicated*: each connection is a producer, every message has a sequence id, and
-the answer is a receipt; *÷ off* is beside the same requests to a topic that has deduplication switched off. *Atomic*:
-without a producer. *Replay*: a topic is loaded after the daemon was killed, with no snapshot since the first of so many
-requests of producers. *Producers*: what the daemon's resident memory grew by, when each had published as often as is
-remembered."""
+SAYS = """Messages a second over 16 connections, each compared with plain requests of the same size in the same daemon
+and round, sent by the same generator. *Deduplicated*: each connection is a producer, every message has a sequence id,
+and the answer is a receipt; *÷ off* compares with the same requests to a topic that has deduplication switched off.
+*Atomic*: without a producer. *Replay*: a topic is loaded after the daemon was killed, without a snapshot since the
+first of this number of producers' requests. *Producers*: the growth of the daemon's resident memory after each producer
+has published as often as the topic remembers."""
 
 
 def measure_producers(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 SAYS = """Messages a second, each acknowledged after it was synced. *Bare* is an ASGI application on hypercorn's trio
-worker that reads the same request and answers nothing; *lane* is the daemon's own door with an empty handler. *Raw* is
-plyvel alone, one thread, rows made beforehand: a synced batch per request, and per group of as many requests as there
-are connections (within `commit.max_bytes`)."""
+worker that reads the same request and answers without doing anything; *lane* is the daemon's own listener with an empty
+handler. *Raw* is plyvel alone, one thread, with prepared rows: a synced batch per request, and per group of as many
+requests as there are connections (within `commit.max_bytes`)."""
 
 
 def measure_publishing(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from bench.profiles import Profile
 
 SAYS = """Single publishes of 100 B a second at 16 connections, each acknowledged after it was synced: by a daemon that
-asks for a token and looks through a thousand grants (*names*), by one where that name has quotas besides (*quotas*), and
-by one that speaks TLS 1.3, each beside one that does neither (*÷ plain*). *Again* is a second daemon without any of it:
-how far it is from the first is what the machine adds by itself. CPU is what a publish takes of the daemon, user and
-system, in µs, of all rounds together; its range is that of the rounds. Both sides of a row have the same load generator:
-for TLS it is the one in Python, whose own TLS is in the rates."""
+requires a token and has a thousand grants (*names*), by one where that name has quotas as well (*quotas*), and by one
+that speaks TLS 1.3, each compared with one that does neither (*÷ plain*). *Again* is a second daemon without any of it:
+its difference to the first is noise. CPU is the daemon's processor time per publish, user and system, in µs, over all
+rounds; its range is that of the rounds. Both sides of a row have the same load generator: for TLS it is the one in
+Python, whose own TLS affects the rates."""
 
 CONNECTIONS = 16
 GRANTS = 1_000

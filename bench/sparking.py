@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
     from bench.profiles import Profile
 
-SAYS = """Rows a second through Spark on the daemon's own machine, JVM, Python workers and daemon sharing its cores; after a
-round that is not counted. *read*: a topic into the null sink, all columns; *narrow*: ``message_id`` and ``payload`` alone;
-beside them the same rows from Parquet. *write*: rows that Spark makes into a topic, durable and visible when it ends; beside
-it the same rows into the null sink and into Parquet. *archive*: ``plainsong pipeline run archive`` as a process, without
-its start (the difference to a topic of a fifth of the rows), beside the same rows from Parquet to Parquet. *micro-batch*: milliseconds of one of 5000 rows, beside the rate
-source's. *visible*: milliseconds from the end of a publish until ``foreachBatch`` has the row."""
+SAYS = """Rows a second through Spark on the daemon's own machine; JVM, Python workers and daemon share its cores. The
+first round is not counted. *read*: a topic into the null sink, all columns; *narrow*: ``message_id`` and ``payload``
+alone; both compared with the same rows from Parquet. *write*: rows that Spark generates into a topic, durable and
+visible when it ends, compared with the same rows into the null sink and into Parquet. *archive*: ``plainsong pipeline
+run archive`` as a process, without its start (the difference to a topic of a fifth of the rows), compared with the same
+rows from Parquet to Parquet. *micro-batch*: milliseconds of one of 5000 rows, compared with the rate source's.
+*visible*: milliseconds from the end of a publish until ``foreachBatch`` has the row."""
 #: A round takes seconds, so three are enough.
 ROUNDS = 3
 BATCH_ROWS = 5_000

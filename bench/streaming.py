@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from bench.profiles import Profile
 
 SAYS = """Messages of 100 B a second from one Python program, each acknowledged after it was synced. *Stream*: a loop of
-single publishes over one WebSocket, from a thread (with the event loop that carries it beside) and on asyncio. *Singles*:
-one HTTP request each, one after the other. *Thousands*: requests of 1000. The last columns are processor time for each
-message, in microseconds: what the daemon and what the client spend on it."""
+single publishes over one WebSocket, from a thread (with an event loop in another thread) and on asyncio. *Singles*: one
+HTTP request each, one after the other. *Thousands*: requests of 1000. The last columns are the processor time of daemon
+and client per message, in microseconds."""
 SIZE = 100
 #: Publishes between two checks of the time.
 BLOCK = 1000

@@ -23,12 +23,13 @@ CONNECTIONS = 16
 #: Messages per transaction in the polled topic.
 PER_TRANSACTION = 100
 INSIDE, READ = "inside", "read"
-SAYS = """Messages or requests a second, each side beside its plain counterpart in the same daemon and round. *Inside*: under
-the write pointer of one open transaction. *Cycle*: begin, publish, commit by one client on one connection; the ratio is
-its time over that of a plain publish. *Committed* polls read the same messages as uncommitted ones, a hundred to a
-transaction. *With open* and *with invalid*: the same poll while so many other transactions are in that state, over the
-poll before. *Stored*: a transaction's messages kept in the payload table, published by one row; the ratio of *stored,
-publish* is its time over that of a plain publish, those of *store* and *read* its rate over plain messages'."""
+SAYS = """Messages or requests a second, each compared with its plain counterpart in the same daemon and round.
+*Inside*: under the write pointer of one open transaction. *Cycle*: begin, publish, commit by one client on one
+connection; the ratio is its time divided by that of a plain publish. *Committed* polls read the same messages as
+uncommitted ones, a hundred to a transaction. *With open* and *with invalid*: the same poll while that many other
+transactions are in that state, divided by the poll before. *Stored*: a transaction's messages in the payload table,
+published by one row; the ratio of *stored, publish* is its time divided by that of a plain publish, those of *store*
+and *read* are rates divided by those of plain messages."""
 
 
 def measure_transactions(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:

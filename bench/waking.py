@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from bench.profiles import Profile
 
-SAYS = """Milliseconds from a durable publish's answer to a waiting poll's, both seen by the process that waits, which reads one
-answer after the other. *Last*: until the last of all polls had its answer. *Waiting ASGI* is an application on
-hypercorn's trio worker that sets one event, and stores and sends no message."""
+SAYS = """Milliseconds from a durable publish's answer to a waiting poll's, both measured by the waiting process, which
+reads one answer after the other. *Last*: until the last of all polls had its answer. *Waiting ASGI* is an application
+on hypercorn's trio worker that sets one event, and stores and sends no message."""
 
 _MEASURES = {"p50 ms": "p50_ms", "p99 ms": "p99_ms", "last ms": "all_ms"}
 

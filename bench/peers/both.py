@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from bench.peers.loads import PeersProfile
     from bench.peers.plainsong import Http
 
-SAYS = """Requests a second, each peer alone, the generator in C; messages of 100 B. *÷* is Plainsong's rate divided by the
-original's of the same round: above 1 Plainsong is faster. *Under a pointer* is a publish in a transaction, *store* the first
-half of one that is published with its commit. Polls of a page ask for the same messages again and again; *nothing there*
-asks behind the topic's end. Topics are created and deleted by one client in Python, one after the other; the list has
-those that the loads before have created."""
+SAYS = """Requests a second, each peer alone, the generator in C; messages of 100 B. *÷* is Plainsong's rate divided by
+the original's in the same round: above 1 Plainsong is faster. *Under a pointer* is a publish in a transaction, *store*
+the first half of one that is published with its commit. Polls of a page request the same messages repeatedly; *nothing
+there* polls after the topic's end. Topics are created and deleted by one client in Python, one after the other; the
+list has those that earlier loads created."""
 #: Messages in the polled topic.
 READ = 20_000
 #: Topics that one client creates, and then deletes.

@@ -86,8 +86,8 @@ QUICK = PeersProfile(
 
 RATES_SAY = """Messages a second; requests of one message (*single*) or of 1000 (*batch*) of 100 B, each answered once it was synced.
 *÷* is Plainsong's rate divided by the peer's, within each round: above 1 Plainsong is faster. *Page* is the same 10 000
-messages again and again, *walk* a topic from its start to its end in pages of 10 000, on one connection; *page of 10* and
-*walk by 100* the same with pages of so many. *Transaction* counts whole transactions a second: Tephra's own client starts
+messages repeatedly, *walk* a topic from its start to its end in pages of 10 000, on one connection; *page of 10* and
+*walk by 100* the same with smaller pages. *Transaction* counts whole transactions a second: Tephra's own client starts
 one, publishes a message to each topic under its pointer, asks if it can commit, and commits."""
 WAITS_SAY = """The same loads: how long a request waited for its answer, the processor time that the peer's processes spent on
 a message, and how much of one core the load generator took. Where that is near 100 the generator is the limit."""

@@ -295,7 +295,7 @@ class Pump:
         return self._has_ended
 
     def _look(self) -> None:
-        """Looks whether the process has ended, without reaping it, so that its number is not used again."""
+        """Checks whether the process has ended, without reaping it, so that its number is not used again."""
         self._has_ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         if self._has_ended:
             assert self._process.stdout is not None

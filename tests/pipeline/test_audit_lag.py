@@ -56,7 +56,7 @@ def test_the_lag_is_the_age_of_the_oldest_message_that_is_not_in_the_tables_topi
     assert lag("audit", audit=first) == {"audit": 60}
     assert not (tmp_path / NOTES).exists()
     assert lag("audit", audit=last) == {"audit": 0}
-    assert (tmp_path / NOTES).exists(), "that nothing waits is noted"
+    assert (tmp_path / NOTES).exists(), "it is recorded that nothing waits"
 
 
 def test_rolled_back_messages_are_not_waited_for_and_those_of_an_open_transaction_are(client, lag):

@@ -330,7 +330,7 @@ MISTAKES = (
         "            found = set[int]()\n",
     ),
     Mistake(
-        "a parked poll is not told of news",
+        "a parked poll is not woken by new messages",
         "polls wake",
         CORE,
         "                (parked.ticket, self._span(parked.look)) for parked in self.parking.take_reached(self.state.until)\n",
@@ -401,7 +401,7 @@ MISTAKES = (
         "        ahead = to_mark\n",
     ),
     Mistake(
-        "the janitor takes what lives for another second",
+        "the janitor removes messages a second early",
         "expiry is exact",
         UPKEEP,
         "        expired=expired_range(prefix, state.oldest_ms),",

@@ -23,7 +23,7 @@ SOON = {
     "an opened session keeps its epoch": 20,
     "what readers saw expire is forgotten with the owner": 20,
     "a failed request is reported as not having happened": 50,
-    "a parked poll is not told of news": 20,
+    "a parked poll is not woken by new messages": 20,
     "a rollback adds no entry to the chain": 20,
     "a pointer that was answered is issued again": 20,
 }

@@ -341,7 +341,7 @@ def read_run(cursor: Cursor) -> range | None:
     if count >= _MIN_RUN and stop is None:
         at = cursor.at
         first = cursor.long()
-        # The numbers that follow are no shorter, so nothing is made that could not be there.
+        # The numbers that follow are no shorter, so the allocation is bounded by the body.
         if first >= 0 and first + count <= 1 << 63 and count * (cursor.at - at) <= len(data) - at:
             end = end_of_run(data, at, first, count)
             if end is not None and data.startswith(_NO_MORE, end):

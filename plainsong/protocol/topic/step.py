@@ -4,7 +4,7 @@
     answers      after the commit, never before
     looks        after it too, with the watermark that it moved
 
-If the commit fails, the actor falls, and requests that may have happened get OutcomeUnknown instead of these answers.
+If the commit fails, the actor crashes, and requests that may have happened get OutcomeUnknown instead of these answers.
 
 Message rows are collected in a ``RowBatch``, the hot path of publishing: each message costs one key suffix and one
 value here, and many are put into wire form at once. Any other work per message is visible in the throughput of large

@@ -286,7 +286,7 @@ class ManagerCore:
 
 # --- loading ---------------------------------------------------------------------------------------
 #
-# The same at the first start, after the actor fell, and after a power cut.
+# The same at the first start, after the actor crashed, and after a power cut.
 
 
 @dataclass(slots=True)

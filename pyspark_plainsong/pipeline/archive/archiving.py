@@ -164,7 +164,7 @@ def _go(
         watch_all(queries, idle=tell)
 
 
-#: Seconds between looks for topics that match a pattern of a following run.
+#: Seconds between searches for topics that match a pattern of a following run.
 LOOK_EVERY = 10
 #: Seconds between lag checks of a followed topic.
 JUDGE_EVERY = 30

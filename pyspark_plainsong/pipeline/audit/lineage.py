@@ -134,14 +134,14 @@ def publish_flows(run: Run, root: Path, manifest: TablesManifest) -> int:
 
 
 def _published(flow: dict[str, Any]) -> bytes:
-    """A flow as the topic has it."""
+    """A flow as stored in the topic."""
     names = {"namespace": "namespace", "source": "from", "target": "to", "program": "program", "runs": "runs"}
     return json.dumps({"v": 1, **{ours: flow[name] for name, ours in names.items()}}, ensure_ascii=False).encode()
 
 
 # --- walks -----------------------------------------------------------------------------------------
 #
-# A walk asks for the flows of each step when it gets there, so it costs what it finds, whatever the size of the table.
+# A walk asks for the flows of each step when it gets there, so its cost depends on what it finds, not on the size of the table.
 
 Direction = Literal["up", "down"]
 
