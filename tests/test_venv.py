@@ -66,7 +66,7 @@ def test_a_python_for_which_plyvel_is_compiled_says_what_that_needs_before_anyth
     assert not (tree / ".venv").exists()
 
 
-def test_a_directory_that_is_no_environment_is_left_alone(tree):
+def test_a_directory_that_is_not_an_environment_is_left_alone(tree):
     (tree / ".venv").mkdir()
     (tree / ".venv/mine").touch()
     code, _, error = venv(tree, "run", sys.executable)

@@ -123,7 +123,7 @@ def warm(request):
         yield comparison
 
 
-def test_every_peer_returns_what_it_acknowledged(warm):
+def test_every_peer_returns_all_acknowledged_messages(warm):
     # A peer that fails is removed in the warm-up.
     assert warm.lacking == {}
     assert warm.sides[0].running.cpu_s() > 0

@@ -62,7 +62,7 @@ async def test_rolled_back_and_decided_pointers_do_not_block_a_change():
     await keep_authority(store, "off")
 
 
-async def test_a_first_start_accepts_any_choice_whatever_is_stored():
+async def test_a_first_start_accepts_any_choice_whatever_the_store_has():
     store = kept_store()
     await keep_authority(store, "tephra")
     with pytest.raises(TransactionsUnavailable, match="no transaction service"):

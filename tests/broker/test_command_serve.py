@@ -129,7 +129,7 @@ def test_a_bug_leaves_its_traceback_in_the_log_and_one_line_for_people(serving):
     assert error.splitlines()[0] == "error: the daemon failed: ZeroDivisionError: by nought"
 
 
-def test_an_interrupt_is_no_failure(serving):
+def test_an_interrupt_is_not_a_failure(serving):
     async def daemon(config, *, announce):
         raise BaseExceptionGroup("nursery", [KeyboardInterrupt()])
 

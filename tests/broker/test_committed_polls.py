@@ -442,7 +442,7 @@ async def test_without_the_service_reading_stops_at_the_first_undecided_message(
     assert [each["payload"] for each in found["other"]["messages"]] == ["plain"]
 
 
-async def test_a_committed_poll_that_waits_without_the_service_gets_what_is_published(daemon, monkeypatch):
+async def test_a_committed_poll_that_waits_without_the_service_gets_new_messages(daemon, monkeypatch):
     await daemon.create()
     take_away(daemon, monkeypatch)
     poll = Waiting(daemon, PATH, {"isolation": "committed", "waitMs": 60_000})

@@ -124,7 +124,7 @@ async def test_the_host_of_a_target_wins_over_its_header() -> None:
         assert (await ask(listener, get("http://rebound.example/ping"))).status == 403
 
 
-async def test_a_client_that_resets_its_connection_after_its_request_is_no_error(
+async def test_a_client_that_resets_its_connection_after_its_request_is_not_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     asked = trio.Event()

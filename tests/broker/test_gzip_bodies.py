@@ -42,7 +42,7 @@ def members(*contents: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 100_000, 3 * MIB])
-async def test_a_body_of_any_size_and_of_several_members_inflates_to_what_was_compressed(size: int) -> None:
+async def test_a_body_of_any_size_and_of_several_members_inflates_to_the_original_bytes(size: int) -> None:
     content = bytes(range(251)) * (size // 251 + 1)
     assert await inflated(gzip.compress(content)) == content
     assert await inflated(members(content, b"", b"x", content)) == content + b"x" + content

@@ -174,7 +174,7 @@ async def test_a_flood_of_frames_without_content_ends_the_connection(mock_clock,
         assert await client.end() == ErrorCodes.ENHANCE_YOUR_CALM
 
 
-async def test_a_client_that_opens_its_windows_for_each_answer_may_do_so_forever(mock_clock):
+async def test_a_client_may_open_its_windows_for_each_answer_forever(mock_clock):
     del mock_clock  # no allowance is earned by time
     async with running() as listener, http2(listener) as client:
         for _ in range(floods.CONTROL_BURST // 2):

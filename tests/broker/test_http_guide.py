@@ -49,7 +49,7 @@ def test_the_guide_names_every_query_parameter():
             assert re.search(rf"[?&]{name}=|`{name}`|`{name}=", GUIDE), name
 
 
-async def test_every_example_does_what_it_says():
+async def test_every_example_works_as_described():
     assert len(LINES) > 25
     variables = {}
     async with in_process() as daemon:

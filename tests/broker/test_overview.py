@@ -216,7 +216,7 @@ async def test_the_history_of_a_closed_topic_is_shown_without_opening_it(daemon)
     await daemon.call("GET", f"{TOPICS}/t/history", status=404, code="topic_not_found")
 
 
-def test_a_history_advances_minute_by_minute_and_drops_what_is_an_hour_old():
+def test_a_history_advances_minute_by_minute_and_drops_entries_after_an_hour():
     rate, name = Rate(), TopicName("n", "t")
     rate.add(name, 5, 10 * WINDOW_S, 50)
     rate.add(name, 1, 11 * WINDOW_S, 10)

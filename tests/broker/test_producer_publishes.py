@@ -245,7 +245,7 @@ async def test_a_repeated_store_is_stored_once(daemon):
     assert await payloads(daemon) == ["m0", "m1"]
 
 
-async def test_a_publish_of_what_was_stored_has_one_sequence_id(daemon):
+async def test_a_publish_of_stored_messages_has_one_sequence_id(daemon):
     await daemon.create()
     pointer = (await begin(daemon))["writePointer"]
     await send(daemon, [0, 1], path=STORE, transactionWritePointer=pointer)
@@ -279,7 +279,7 @@ async def test_an_atomic_batch_of_more_than_sixteen_mebibytes_is_refused(daemon)
     assert await payloads(daemon) == []
 
 
-async def test_attributes_come_back_and_are_left_out_where_there_are_none(daemon):
+async def test_attributes_are_returned_and_left_out_where_there_are_none(daemon):
     await daemon.create()
     items = [{"payload": "a", "attributes": {"traceparent": "00-1"}}, {"payload": "b"}]
     await daemon.call("POST", PUBLISH, json={"messages": items})

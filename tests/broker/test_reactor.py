@@ -624,7 +624,7 @@ async def test_two_clients_are_served_by_turns_of_the_loop_so_that_their_request
         other.close()
 
 
-async def test_spinning_ends_although_the_clock_stands_still(monkeypatch):
+async def test_spinning_ends_although_the_clock_is_stopped(monkeypatch):
     async with conversing(monkeypatch) as (_, talker, clock):
         clock.step_s = 0
         await talk(talker, 100)

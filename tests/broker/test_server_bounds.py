@@ -227,7 +227,7 @@ async def test_a_head_that_does_not_end_is_refused(hot: bool) -> None:
     ],
     ids=["head", "body"],
 )
-async def test_a_client_that_is_refused_in_the_middle_of_a_request_may_go_on_sending_and_is_not_reset(
+async def test_a_client_refused_in_the_middle_of_a_request_may_continue_sending_and_is_not_reset(
     hot: bool, begins: bytes, status: int, mock_clock: MockClock
 ) -> None:
     async with running(hot=hot) as listener, await listener.connect() as stream:

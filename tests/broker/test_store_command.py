@@ -74,7 +74,7 @@ def test_dump_as_json_gives_an_object_a_line_with_payloads_in_base64(store_comma
         (["--table", "message", "--topic", "orders", "--generation", "1"], 1),
     ],
 )
-def test_dump_shows_only_what_was_chosen(store_command, directory, arguments, count):
+def test_dump_shows_only_the_chosen_rows(store_command, directory, arguments, count):
     code, out, _ = store_command("dump", "--data-dir", directory, *arguments)
     assert code == Exit.OK
     assert len(out.splitlines()) == count
@@ -119,7 +119,7 @@ def test_explain_as_json_says_the_same(store_command, directory):
     }
 
 
-def test_explain_says_what_is_needed_for_pruning_the_invalid_list_of_a_stopped_daemon(store_command, directory):
+def test_explain_shows_the_figures_for_pruning_the_invalid_list_of_a_stopped_daemon(store_command, directory):
     _, out, _ = store_command("explain", "--data-dir", directory)
     assert "service embedded, 1 in progress, 2 pointers invalid" in out
     assert f"oldest invalid pointer {NOW_MS * 1_000_000}" in out
@@ -169,7 +169,7 @@ def test_the_directory_of_a_running_daemon_is_refused_with_its_process(store_com
     assert "127.0.0.1:7420" in err
 
 
-def test_a_directory_that_is_no_store_is_refused(store_command, tmp_path):
+def test_a_directory_that_is_not_a_store_is_refused(store_command, tmp_path):
     code, out, err = store_command("explain", "--data-dir", str(tmp_path))
     assert (code, out) == (Exit.STORE, "")
     assert "is not a store" in err

@@ -143,7 +143,7 @@ async def test_records_may_arrive_in_any_pieces(authority):
 
 
 @BOTH_WAYS
-async def test_a_request_may_come_with_the_end_of_the_handshake(authority, hot):
+async def test_a_request_may_arrive_with_the_end_of_the_handshake(authority, hot):
     async with running(hot=hot, tls=secured(authority)) as listener, await listener.connect() as raw:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = authority.trusting().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")

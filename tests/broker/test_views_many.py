@@ -257,7 +257,7 @@ async def test_wrong_requests_are_refused_as_a_whole(daemon, body, status, code)
     await daemon.call("POST", MANY, status=status, code=code, content=body)
 
 
-async def test_a_page_is_bounded_by_the_configuration_whatever_is_asked():
+async def test_a_page_is_bounded_by_the_configuration_whatever_is_requested():
     async with in_process(poll__max_messages=4) as daemon:
         for topic in ("a", "b"):
             await daemon.create(topic)

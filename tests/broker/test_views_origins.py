@@ -309,7 +309,7 @@ async def test_stored_messages_have_the_producer_of_their_publish_and_its_own_me
     assert [each["attributes"] for each in shown] == [{"key": "text"}] * 2 + [{}] * 3
 
 
-async def test_attributes_come_back_in_every_form_but_avro_version_1(daemon):
+async def test_attributes_are_returned_in_every_form_except_avro_version_1(daemon):
     strings = {"traceparent": "00-1", "é": "ü"}
     await topic_of(daemon, request_of(1, 2, "p", 7, a=strings))
     answers = {}

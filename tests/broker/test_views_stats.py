@@ -69,7 +69,7 @@ async def test_expired_messages_are_in_no_number_to_the_millisecond(daemon):
     assert (gone["messages"], gone["bytes"], gone["oldestId"], gone["newestId"]) == (0, 0, None, None)
 
 
-async def test_messages_of_one_millisecond_count_once_when_a_shorter_ttl_came_between(daemon):
+async def test_messages_of_one_millisecond_count_once_despite_a_shorter_ttl_in_between(daemon):
     await daemon.create(ttl=1280)  # makes slices of ten seconds
     await daemon.publish("old")
     await daemon.publish("a", ms=START_MS + 5000)

@@ -111,7 +111,7 @@ async def test_the_list_is_sorted_by_name_and_has_only_the_live_topics_of_this_n
     assert (await daemon.call("GET", "/v1/namespaces/ns2/topics")).json() == ["other"]
 
 
-async def test_a_topic_whose_metadata_is_damaged_is_listed_and_says_so_when_asked_for(daemon):
+async def test_a_topic_whose_metadata_is_damaged_is_listed_and_reports_it_on_request(daemon):
     name = TopicName("ns", "broken")
     daemon.store.inner.apply([put_one(Table.METADATA, metadata_key(name), b"\xff?")])
     assert (await daemon.call("GET", TOPICS)).json() == ["broken"]
@@ -217,7 +217,7 @@ async def test_the_etag_changes_with_each_change_and_only_then(daemon):
     assert len(set(seen)) == len(seen)
 
 
-async def test_a_change_of_what_was_read_is_refused_once_it_has_changed(daemon):
+async def test_a_conditional_change_is_refused_once_the_topic_has_changed(daemon):
     await daemon.create(ttl=60)
     old = {"If-Match": await etag_of(daemon)}
     await daemon.call("PUT", f"{TOPICS}/t/properties", json={"ttl": 61}, headers=old)

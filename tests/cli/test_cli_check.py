@@ -213,7 +213,7 @@ def planted(cli: Cli, client: Client, home: Path) -> list[str]:
     return ["--config", str(config), "--log", str(log), "--data-dir", str(home)]
 
 
-def test_a_bundle_holds_what_it_lists_and_no_secret(cli: Cli, client: Client, planted: list[str], home: Path):
+def test_a_bundle_has_exactly_the_listed_files_and_no_secret(cli: Cli, client: Client, planted: list[str], home: Path):
     path = home / "facts.tar.gz"
     said = cli("doctor", "--bundle", str(path), *planted, code=None)
     files = held(path)

@@ -64,7 +64,7 @@ def test_a_directory_lies_on_the_closest_and_latest_mount(path, kind):
     assert machine.mount_of(Path(path), MOUNTS).kind == kind
 
 
-def test_measuring_leaves_nothing_behind(tmp_path):
+def test_measuring_leaves_no_files(tmp_path):
     times = machine.measure_sync(tmp_path)
     assert 5 <= times.rounds <= machine.MAX_ROUNDS
     assert 0 < times.median_s <= times.p99_s

@@ -36,7 +36,7 @@ def test_topics_are_listed_in_the_order_of_a_column(cli: Cli, client: Client):
     assert client.admin.overview(namespace=client.namespace, sort="messages", descending=True, limit=1)["total"] == 3
 
 
-def test_deleted_topics_are_listed_until_they_come_back(cli: Cli, client: Client):
+def test_deleted_topics_are_listed_until_they_are_restored(cli: Cli, client: Client):
     assert cli("topic", "list", "--deleted", "--json", code=0).json == []
     client.admin.delete_topic("a")
     (line,) = cli("topic", "list", "--deleted", code=0).lines[1:]

@@ -98,7 +98,7 @@ def test_a_closed_pipe_ends_the_command_in_silence(cli, spawn, numbers):
 # --- interrupts --------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_publish_says_what_was_published(cli, spawn, numbers):
+def test_an_interrupted_publish_reports_the_published_messages(cli, spawn, numbers):
     process = spawn("publish", numbers)
     process.stdin.write(b"a\nb\nc\n")
     process.stdin.flush()

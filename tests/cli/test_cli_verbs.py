@@ -324,7 +324,7 @@ def test_ping_and_doctor_recognise_a_daemon_that_shows_its_version_to_names_alon
         assert "it shows its version only to authenticated clients" in alone("doctor", "--url", url).out
 
 
-def test_bench_measures_and_leaves_nothing_behind(cli):
+def test_bench_measures_and_cleans_up(cli):
     told = cli("bench", "--time", "100ms", "--size", "10", "--batch", "50", "--threads", "2", "--json").json
     assert [part["what"] for part in told["parts"]] == [
         "publish one",

@@ -64,7 +64,7 @@ def test_no_concurrent_change_is_lost(client: Client, topic: str):
     assert (kept["ttl"], kept["max_bytes"], kept["transactional"]) == ("1009", str(10**6 + 9), "required")
 
 
-def test_creating_a_topic_that_is_there_is_an_error_unless_told_otherwise(client: Client, topic: str):
+def test_creating_an_existing_topic_is_an_error_by_default(client: Client, topic: str):
     with pytest.raises(TopicExists) as caught:
         client.create_topic(topic)
     assert caught.value.outcome == "not-applied"

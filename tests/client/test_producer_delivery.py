@@ -169,7 +169,7 @@ def test_a_deadline_without_a_successful_attempt_reports_that_nothing_happened()
     assert desk.simulation.now_s <= 10
 
 
-def test_a_daemon_that_never_comes_back_leaves_it_unknown():
+def test_a_daemon_that_never_returns_leaves_the_outcome_unknown():
     desk = Desk()
     desk.topic.instead["publish"] = [LOST]
     desk.topic.instead["ask"] = [NO_IDENTITY] * 1000

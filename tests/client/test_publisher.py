@@ -241,7 +241,7 @@ def test_best_effort_drops_counts_and_reports_and_neither_raises_nor_waits(nobod
     assert isinstance(sents[0].exception(0), MessageDropped)
 
 
-def test_best_effort_delivers_what_it_can(client: Client, topic: str):
+def test_best_effort_delivers_messages_while_it_can(client: Client, topic: str):
     with client.publisher(topic, mode="best_effort") as publisher:
         for n in range(100):
             publisher.send(b"%d" % n)
@@ -274,9 +274,7 @@ def test_at_least_once_sends_again_and_keeps_the_order(client: Client, topic: st
     assert len(found) > 10, "some came twice"
 
 
-def test_an_answer_that_does_not_come_ends_with_the_delivery_timeout(
-    topic: str, shared_address, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_missing_answer_ends_with_the_delivery_timeout(topic: str, shared_address, monkeypatch: pytest.MonkeyPatch):
     # No time passes in the buffer: the message is sent with its whole time-out, even if the sender is delayed.
     monkeypatch.setattr(f"plainsong._{kind().name}.publisher.now", lambda: 0.0)
     with Proxy(shared_address) as proxy, Client(proxy.url) as through:

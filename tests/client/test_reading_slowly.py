@@ -369,7 +369,7 @@ def test_one_message_that_takes_longer_than_a_request_may_arrives_while_it_makes
     assert got(simulation, reader) == b"2"
 
 
-def test_pages_grow_again_once_answers_come_quickly():
+def test_pages_grow_again_once_answers_are_quick():
     daemon = FakeDaemon(a=[b"%d" % number for number in range(100)])
     simulation = through(daemon, PageBytes.LEAST)
     reader = followed(simulation, page_messages=1)

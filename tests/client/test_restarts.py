@@ -96,7 +96,7 @@ def test_a_follower_sees_every_message_once_and_in_order_through_kills(daemon: C
         assert [n for who, n in found if who == name] == list(range((KILLS + 1) * 100))
 
 
-def test_calls_wait_for_a_daemon_that_comes_back_in_time(daemon: Callable[..., Daemon]):
+def test_calls_wait_for_a_daemon_that_returns_in_time(daemon: Callable[..., Daemon]):
     running = daemon(bind=free_address())
     with Client(url_of(running)) as client:
         client.create_topic("t")

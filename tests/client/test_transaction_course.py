@@ -205,7 +205,7 @@ def test_participants_that_had_started_are_released_when_a_later_one_could_not()
     assert let_go == list(NAMES[:-1])
 
 
-def test_an_abort_that_fails_after_a_failed_start_is_what_is_raised():
+def test_an_abort_that_fails_after_a_failed_start_is_raised():
     stage = Stage({"b": {"start_tx": Boom("boom")}})
     stage.service.instead["abort"] = [NO_IDENTITY]
     error = stage.caught(stage.context.start)
@@ -327,7 +327,7 @@ def test_all_failures_during_a_rollback_are_reported_in_order():
         (problem(404, "transaction_not_found"), PlainsongError),
     ],
 )
-def test_a_commit_that_is_refused_rolls_back_what_was_persisted(answer: Any, cls: type[Exception]):
+def test_a_refused_commit_rolls_back_persisted_participants(answer: Any, cls: type[Exception]):
     stage = Stage({})
     stage.started()
     stage.service.instead["commit"] = [answer]
@@ -526,7 +526,7 @@ def test_an_update_that_fails_aborts(name: str):
 # --- participants --------------------------------------------------------------------------------
 
 
-def test_a_participant_added_during_the_transaction_is_started_and_comes_after_the_others_and_before_the_messages():
+def test_a_participant_added_during_the_transaction_is_started_and_called_after_the_others_and_before_the_messages():
     stage = Stage({})
     stage.started()
     late = type(stage.participants[0])("late", stage.events)

@@ -480,7 +480,7 @@ def test_a_lost_answer_to_a_publish_makes_the_transaction_invalid(client: Client
 
 
 @pytest.mark.parametrize("mode", ["lose", "cut", "swallow"])
-def test_lost_answers_to_stores_and_to_the_publish_of_what_was_stored_cost_nothing(
+def test_lost_answers_to_stores_and_to_the_publish_of_stored_messages_cost_nothing(
     client: Client, topic: str, lossy: Any, mode: Any
 ):
     through, proxy = lossy

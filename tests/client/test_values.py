@@ -128,7 +128,7 @@ def test_a_word_of_other_systems_for_a_start_is_refused_with_ours(word, ours):
     assert caught.value.hint == f"say {ours}"
 
 
-def test_a_word_for_a_start_is_no_moment_to_read_as_of():
+def test_a_word_for_a_start_is_not_accepted_as_a_moment():
     with pytest.raises(InvalidParameter) as caught:
         checked_as_of("now", None, NOW_MS)
     assert "newest" not in (caught.value.hint or "")

@@ -104,7 +104,7 @@ def test_messages_after_an_unanswered_request_of_a_producer_are_given_up_in_time
     assert topic.payloads == [b"0"]
 
 
-def test_a_lightweight_transaction_ends_at_its_time_without_being_asked():
+def test_a_lightweight_transaction_ends_at_its_time_by_itself():
     topic = Topic()
 
     async def work(client: AsyncClient) -> None:

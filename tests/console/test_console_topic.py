@@ -34,7 +34,7 @@ def test_a_missing_topic_is_reported_with_its_request(screen: Screen, ns: str):
     assert "request" in said
 
 
-def test_figures_follow_what_is_published_without_moving_anything(screen: Screen, client: Client, ns: str):
+def test_figures_follow_publishes_without_moving_anything(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     publish(client, "t", *[b"%d" % n for n in range(40)])
     screen.open(f"/console/topics/{ns}/t", "message-row")
@@ -111,7 +111,7 @@ def test_a_refused_message_is_not_shown_as_published(screen: Screen, client: Cli
     assert client.poll("t").messages == []
 
 
-def test_a_change_of_properties_is_previewed_with_what_it_hides_and_then_applied(
+def test_a_change_of_properties_is_previewed_with_its_hidden_messages_and_then_applied(
     screen: Screen, client: Client, ns: str
 ):
     client.create_topic("t", ttl_s=3600, max_bytes=1 << 20)

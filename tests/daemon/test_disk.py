@@ -31,7 +31,7 @@ def leave_free(disk: Path, free_bytes: int) -> Path:
     return ballast
 
 
-def test_a_nearly_full_disk_refuses_publishes_while_polls_and_cleaning_go_on(tmp_path):
+def test_a_nearly_full_disk_refuses_publishes_while_polls_and_cleaning_continue(tmp_path):
     settings = (f"storage.min_free_bytes={16 * MIB}", "retention.interval_s=0.1", "storage.write_buffer_bytes=65536")
     with small_disk(tmp_path / "disk", 64) as disk, Daemon(disk / "data", *settings) as running:
         create(running.address, "kept")

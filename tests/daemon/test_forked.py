@@ -68,7 +68,7 @@ def test_what_depends_on_the_start_of_a_process_runs_in_a_process_of_its_own(dae
     assert str(PLAINSONG).encode() in cmdline(running)
 
 
-def test_a_file_of_python_runs_as_the_main_program_with_what_it_asked_for_imported(tmp_path):
+def test_a_python_file_runs_as_the_main_program_with_the_requested_modules_imported(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\nloaded = 'sqlite3.dump' in sys.modules\n"

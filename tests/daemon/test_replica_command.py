@@ -92,7 +92,7 @@ def test_what_counted_before_a_kill_is_restored_after_the_directory_is_gone(tmp_
             assert receipt.duplicate
 
 
-def test_a_daemon_killed_at_any_moment_leaves_a_copy_with_a_prefix_of_what_it_acknowledged(tmp_path, place):
+def test_a_daemon_killed_at_any_moment_leaves_a_copy_with_a_prefix_of_its_acknowledged_commits(tmp_path, place):
     random, acknowledged = Random(7), []
     for turn in range(4):
         with a_daemon(tmp_path, place) as daemon, Client(url_of(daemon)) as client:
@@ -115,7 +115,7 @@ def test_a_daemon_killed_at_any_moment_leaves_a_copy_with_a_prefix_of_what_it_ac
     assert len(json.loads(replica(place, "status", place[0], "--json"))["bases"]) == 1
 
 
-def test_a_restore_to_an_earlier_commit_leaves_out_what_came_later(tmp_path, place):
+def test_a_restore_to_an_earlier_commit_leaves_out_later_ones(tmp_path, place):
     with a_daemon(tmp_path, place) as daemon, Client(url_of(daemon)) as client:
         client.create_topic("orders")
         wait_until_all_counts(daemon)

@@ -151,7 +151,7 @@ async def test_all_kinds_are_searched_for_a_topic_whose_head_names_none(store, o
     assert (await store.claim(NAME)).lacks == frozenset()
 
 
-async def test_a_block_of_epochs_serves_as_many_claims_and_one_that_others_have_overtaken_serves_none(store, others):
+async def test_a_block_of_epochs_serves_its_number_of_claims_and_none_once_others_have_overtaken_it(store, others):
     with calls_of(store) as calls:
         epochs = [(await store.claim(TopicName("ns", f"topic-{number}"))).epoch for number in range(BLOCK)]
     assert calls.count("atomicIncrement") == 1

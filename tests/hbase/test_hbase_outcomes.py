@@ -64,7 +64,7 @@ async def test_a_commit_that_happened_before_another_is_not_reported_as_not_happ
 
 
 @pytest.mark.parametrize("table", ["messages", "payloads", "metadata"])
-async def test_a_put_without_an_answer_is_no_unknown_outcome_since_the_head_was_not_moved(store, table):
+async def test_a_put_without_an_answer_is_not_an_unknown_outcome_since_the_head_was_not_moved(store, table):
     claim = await store.claim(NAME)
     lost = Lost(store, puts_to(table), happens=False)
     commit = [*M, rows(PAYLOAD, b"p", 1), put_one(METADATA, POINTER_KEY, b"w")]

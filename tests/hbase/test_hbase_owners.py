@@ -85,7 +85,7 @@ async def test_metadata_of_a_replaced_owner_never_counts_where_the_next_has_writ
 
 
 @pytest.mark.parametrize("held", ["metadata", "heads"])
-async def test_metadata_of_a_replaced_owner_leaves_what_was_acknowledged_before(store, others, held):
+async def test_metadata_of_a_replaced_owner_does_not_change_acknowledged_rows(store, others, held):
     await store.write([put_one(METADATA, POINTER_KEY, b"before")], claim=await store.claim(NAME))
     claim = await store.claim(NAME)
     holding = Held(store, puts_to(held))

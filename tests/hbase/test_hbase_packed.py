@@ -37,7 +37,7 @@ def unpacked(store):
 
 
 @given(tables, stamps, st.integers(1, 2000))
-def test_rows_come_back_as_they_were_packed_in_cells_below_the_bound(table, stamp, bound):
+def test_packed_rows_round_trip_in_cells_below_the_bound(table, stamp, bound):
     store = packed(table, stamp, bound)
     assert unpacked(store) == sorted(table.items())
     for key, columns in store.items():

@@ -27,7 +27,7 @@ async def test_bodies_of_any_size_travel_both_ways(size):
         assert (await pair.link.call("echo", None, body)).body == body
 
 
-async def test_answers_come_in_the_order_in_which_they_are_ready():
+async def test_answers_arrive_in_the_order_in_which_they_are_ready():
     gates = {number: trio.Event() for number in range(3)}
     order = []
 

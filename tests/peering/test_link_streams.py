@@ -239,7 +239,7 @@ async def test_leaving_a_conversation_cancels_it_there():
         assert pair.link.under_way == 0
 
 
-async def test_an_error_in_a_conversation_comes_after_what_was_said():
+async def test_an_error_in_a_conversation_follows_the_messages_before_it():
     async def fails(call) -> Reply:
         await call.channel.send(b"first")
         raise TopicNotFound("gone")

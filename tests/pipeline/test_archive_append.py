@@ -58,7 +58,7 @@ def root(tmp_path):
     return str(tmp_path / "archive")
 
 
-def test_a_topic_is_archived_in_order_and_later_only_what_is_new(spark, client, run, root):
+def test_a_topic_is_archived_in_order_and_later_runs_add_only_new_messages(spark, client, run, root):
     published(client, 0, 300)
     append(run, ["orders"], root, every=None, batch_rows=100)
     assert in_archive(spark, root) == in_topic(client)

@@ -153,7 +153,7 @@ def test_damage_is_found_before_it_is_copied(spark, archive, compaction):
     assert len(compaction.entries()) == len(BATCHES)
 
 
-def test_damaged_entries_are_told_with_what_is_wrong(spark, archive):
+def test_damaged_entries_are_reported_with_the_fault(spark, archive):
     damage(batch_folder(archive, 1))
     folders = [entry.folder for entry in load_manifests(archive.files)]
     gone = next((Path(archive.root) / folders[2]).glob("*.parquet"))

@@ -69,7 +69,7 @@ def test_an_entry_that_is_broken_replaces_nothing():
     assert replaced([batch, day, better], before_ms=10, broken={day.folder}) == [day, batch]
 
 
-def test_a_batch_of_which_a_part_is_left_is_not_replaced():
+def test_a_batch_that_is_partly_left_is_not_replaced():
     assert replaced([batch_entry(0, 10), entry("day", 0, 9, day="2026-01-31", revision=1)], before_ms=10) == []
 
 

@@ -153,7 +153,7 @@ def test_a_hole_is_filled_from_the_topic_and_reported(spark, client, run, root, 
     assert verified(run, root)[0].is_good
 
 
-def test_a_hole_that_may_have_expired_is_no_silent_loss(spark, client, run, root):
+def test_a_hole_that_may_have_expired_is_reported(spark, client, run, root):
     open_files(root).remove(entries(root)[0].folder)  # the age of the first message is now unknown
     with pytest.raises(
         CommandFailed, match=r"the archive has no messages before .*, although the checkpoint is past it"

@@ -259,9 +259,7 @@ def replayed(daemon, client, root, *more):
     return run_program(replay, [*words, "-n", client.namespace, *more], "replay")
 
 
-def test_a_replay_anew_that_was_killed_continues_with_the_same_command(
-    client, daemon, root, first, monkeypatch, capsys
-):
+def test_a_killed_replay_with_anew_continues_with_the_same_command(client, daemon, root, first, monkeypatch, capsys):
     assert replayed(daemon, client, root, "--chunk-rows", "80") == 0
     real, saves = Plans.save, []
 

@@ -45,7 +45,7 @@ def test_a_replay_that_was_begun_is_continued(plans):
 
 
 @pytest.mark.parametrize("done", [1, 2])
-def test_a_range_of_which_a_part_was_replayed_is_refused(plans, done):
+def test_a_partly_replayed_range_is_refused(plans, done):
     plans.save(some_plan(done=done))
     with pytest.raises(CommandFailed, match=r"a part of this (has been|is being) replayed into again already"):
         plans.chosen(some_plan(start="15", end="30"), any_range=False, anew=False)

@@ -362,7 +362,7 @@ def test_the_chain_of_another_topic_is_not_accepted_for_this_one():
 # --- expiry and cleaning ----------------------------------------------------------------------------
 
 
-def test_cleaning_keeps_the_last_link_of_what_it_drops():
+def test_cleaning_keeps_the_last_link_of_dropped_entries():
     topic = ChainedTopic()
     for number in range(5):
         topic.publish(b"%d" % number)

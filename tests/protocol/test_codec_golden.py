@@ -40,7 +40,7 @@ def test_poll_requests_have_the_bytes_of_the_contract(golden):
     assert AVRO.encode_poll(POLLS[golden]).hex() == golden
 
 
-def test_a_publish_response_has_the_bytes_of_the_contract_and_comes_back_in_a_rollback():
+def test_a_publish_response_has_the_bytes_of_the_contract_and_is_accepted_by_a_rollback():
     response = PublishResponse(1, 1700000000000, 2, 1700000000000, 2)
     assert AVRO.encode_publish_response(response).hex() == RESPONSE
     assert AVRO.decode_rollback(bytes.fromhex(RESPONSE)) == response

@@ -28,7 +28,7 @@ def test_consecutive_numbers_are_recognised_by_their_bytes(first, count, before)
 
 
 @given(FIRSTS, st.integers(1, 300), st.data())
-def test_numbers_of_which_one_byte_differs_are_not_a_run(first, count, data):
+def test_numbers_that_differ_in_one_byte_are_not_a_run(first, count, data):
     run = bytearray(b"".join(map(varint, range(first, first + count))))
     run[data.draw(st.integers(0, len(run) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     assert end_of_run(bytes(run), 0, first, count) is None

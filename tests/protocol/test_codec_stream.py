@@ -93,7 +93,7 @@ def test_answers_of_a_run_have_ids_that_follow_each_other_over_the_end_of_a_mill
     ]
 
 
-def test_a_receipt_leaves_out_only_what_has_its_default():
+def test_a_receipt_leaves_out_only_fields_at_their_defaults():
     whole = Receipt(FIRST, pack_id(1_700_000_000_000, 4), 2, True, True, 9, [8, 9], [])
     fields = {
         "firstId": FIRST,

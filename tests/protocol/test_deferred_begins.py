@@ -70,7 +70,7 @@ def test_a_begin_that_a_crash_forgets_is_not_in_progress(service):
 
 
 @pytest.mark.parametrize("back_ms", [0, 1, 5_000, 10**9])
-def test_an_answered_pointer_is_never_issued_again_whatever_is_forgotten_and_the_clock_does(service, back_ms):
+def test_an_answered_pointer_is_never_issued_again_whatever_a_crash_forgets_or_the_clock_does(service, back_ms):
     answered = [service.new() for _ in range(50)]
     service.wall_ms -= back_ms
     for _ in range(3):

@@ -58,7 +58,7 @@ def test_nothing_is_written_under_a_pointer_without_an_enlistment_of_the_topic(a
 
 
 @pytest.mark.parametrize("standing", ["unknown", "in_progress", "aborted", "committed"])
-def test_an_enlistment_overrides_what_is_known_here_of_the_transaction(standing):
+def test_an_enlistment_overrides_local_knowledge_of_the_transaction(standing):
     topic = EnlistedTopic()
     topic.standings[POINTER] = standing
     assert topic.write(POINTER).write_pointer == POINTER

@@ -107,7 +107,7 @@ def test_readers_of_neighbouring_generations_are_one_range(name, generation, res
 
 
 @given(st.binary(min_size=1, max_size=6).filter(lambda prefix: prefix.strip(b"\xff")), st.binary(max_size=4))
-def test_nothing_with_a_prefix_comes_after_its_stop(prefix, rest):
+def test_no_key_with_a_prefix_sorts_after_its_stop(prefix, rest):
     assert prefix <= prefix + rest < stop_after(prefix)
 
 

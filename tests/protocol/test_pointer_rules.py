@@ -164,7 +164,7 @@ def test_publishing_nothing_at_all_is_an_empty_answer_and_no_row():
     assert not topic.core.state.pending
 
 
-def test_only_listed_segments_count_and_unknown_ones_are_no_error():
+def test_only_listed_segments_count_and_unknown_ones_are_ignored():
     topic = Topic()
     topic.keep(P, b"a", segment="one")
     topic.keep(P, b"bb", b"bb", segment="two")

@@ -200,7 +200,7 @@ def test_e19_an_invalid_request_fails_alone():
     assert topic.payloads() == ["p0", "p1"]
 
 
-def test_a_refused_request_leaves_no_producer_behind():
+def test_a_refused_request_creates_no_producer():
     topic = Topic(TopicProperties(max_bytes=30))
     topic.publish([0], payloads=["x" * 12])
     with pytest.raises(TopicFull):
@@ -782,7 +782,7 @@ def test_ids_used_under_a_pointer_are_consumed_for_any_other_even_after_a_rollba
     topic.publish_under(POINTER + 1, [2, 3])
 
 
-def test_a_transactional_publish_that_straddles_covers_what_came_before():
+def test_a_straddling_transactional_publish_covers_the_messages_before_it():
     topic = Topic()
     first = topic.publish_under(POINTER, [0, 1])
     rest = topic.publish_under(POINTER, [0, 1, 2])

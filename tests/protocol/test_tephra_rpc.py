@@ -249,7 +249,7 @@ def test_an_answer_to_another_call_is_not_accepted():
 
 
 @given(st.lists(st.binary(min_size=1, max_size=50), max_size=5), st.data())
-def test_frames_may_come_in_pieces_of_any_size(messages, data):
+def test_frames_may_arrive_in_pieces_of_any_size(messages, data):
     stream = b"".join(map(framed, messages))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     frames, found = ThriftFrames(), []

@@ -89,7 +89,7 @@ def test_version_one_marks_long_transactions_by_having_no_timeout():
     assert found.in_progress == {1000: Entry(-1, 900, EntryType.LONG), 1001: Entry(6000, 900)}
 
 
-def test_lists_may_come_in_several_blocks():
+def test_lists_may_be_split_into_several_blocks():
     assert decode_visibility_state(bytes.fromhex("08000000 020a 02d804 00 00")).invalids == (5, 300)
 
 

@@ -675,7 +675,7 @@ def test_truncation_before_a_time_is_refused_when_something_in_progress_is_older
     assert at.ask(asks.InvalidBefore(START_MS + 11)) == (one, two)
 
 
-def test_a_complete_pass_prunes_only_what_is_past_its_lifetime():
+def test_a_complete_pass_prunes_only_pointers_past_their_lifetime():
     at = TransactionsInMemory(max_lifetime_ms=100_000, outcome_retention_ms=10**9)
     old = at.new()
     at.invalidate(old)

@@ -190,7 +190,7 @@ async def test_a_refusal_is_the_same_whether_the_topic_exists_or_not(daemon, met
     assert gone.status_code == 404
 
 
-async def test_a_refusal_comes_before_the_content_type_and_the_body(daemon):
+async def test_a_refusal_precedes_the_checks_of_content_type_and_body(daemon):
     wrong = {"content": b"{", "headers": {"Content-Type": "text/nonsense"}}
     problem(await daemon.ask("stranger", "POST", f"{T}/a/publish", **wrong), 403, "forbidden")
     problem(await daemon.ask("stranger", "PUT", f"{T}/a/properties", **wrong), 403, "forbidden")

@@ -175,7 +175,7 @@ async def test_a_stream_of_events_that_pays_for_its_data_still_ends_with_its_tok
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
-async def test_a_compressed_publish_costs_what_it_decompresses_to(tmp_path, listener, chunked):
+async def test_a_compressed_publish_is_charged_by_its_decompressed_size(tmp_path, listener, chunked):
     async with named(tmp_path, listener=listener) as daemon:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         daemon.files.grant(GRANTS + '[[quota]]\nto = ["writer"]\npublish_bytes_per_s = 1000\n')

@@ -58,7 +58,7 @@ def test_a_new_token_is_well_formed_and_takes_each_character_from_the_source():
 
 
 @given(st.integers(0, 49), st.sampled_from("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"))
-def test_a_token_with_one_wrong_character_is_no_token(at, character):
+def test_a_token_with_one_wrong_character_is_invalid(at, character):
     wrong = TOKEN[:at] + character + TOKEN[at + 1 :]
     assert (fault_of(wrong) is None) is (wrong == TOKEN)
 

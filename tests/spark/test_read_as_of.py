@@ -54,7 +54,7 @@ def history(tables, request):
     return topics, at_ms
 
 
-def test_a_table_has_what_was_committed_by_then_in_each_of_its_topics(tables, history):
+def test_a_table_has_the_messages_committed_by_then_in_each_of_its_topics(tables, history):
     topics, at_ms = history
     both = ",".join(topics)
     assert tables.read(both, asOfTimestamp=at_ms) == [b"early", b"plain"] * 2

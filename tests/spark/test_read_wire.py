@@ -176,7 +176,7 @@ def test_a_connection_that_was_idle_for_long_is_not_used_again(wire, monkeypatch
         assert asked._connection is not first
 
 
-def test_a_pickled_wire_has_no_connection_and_reads_its_token_anew(wire, tmp_path):
+def test_a_pickled_wire_has_no_connection_and_reads_its_token_again(wire, tmp_path):
     token = tmp_path / "token"
     token.write_text("one\n")
     with Server((200, b"ok")) as server:

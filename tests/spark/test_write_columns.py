@@ -51,7 +51,7 @@ def test_columns_are_found_in_any_order_and_case() -> None:
     assert (columns.headers, columns.ttl_seconds, columns.payload, columns.payload_is_text) == (0, 1, 2, True)
 
 
-def test_chunks_have_at_most_so_many_rows_and_keep_the_order() -> None:
+def test_chunks_are_bounded_in_rows_and_keep_the_order() -> None:
     columns = WriteColumns.of(schema(payload=BinaryType()))
     payloads = [b"%d" % number for number in range(10)]
     chunks = list(columns.chunks(batch(payload=payloads), "t", 4))

@@ -89,7 +89,7 @@ def test_rolled_back_rows_are_gone_and_the_session_forgets_them(
     assert not session.in_transaction()
 
 
-def test_a_rollback_may_come_before_anything_was_done(session: Session, participant: SqlParticipant):
+def test_a_rollback_may_precede_any_work(session: Session, participant: SqlParticipant):
     participant.start_tx(begun())
     assert participant.rollback_tx() is True
     assert not session.in_transaction()
@@ -241,7 +241,7 @@ def test_a_session_left_in_doubt_can_begin_another_transaction(
 # --- the database dies -------------------------------------------------------------------------------
 
 
-def test_rows_of_a_committed_transaction_survive_a_database_that_was_killed_and_came_back(
+def test_rows_of_a_committed_transaction_survive_a_kill_and_restart_of_the_database(
     session: Session, participant: SqlParticipant, look: Look, server: Postgres
 ):
     participant.start_tx(begun())

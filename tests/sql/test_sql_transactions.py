@@ -93,7 +93,7 @@ def test_a_block_makes_both_visible_at_its_end(client: Client, session: Session,
     assert (look(), payloads(client)) == (([1], []), [b"1"])
 
 
-def test_an_exception_in_the_block_leaves_neither(client: Client, session: Session, look: Look):
+def test_an_exception_in_the_block_leaves_neither_rows_nor_messages(client: Client, session: Session, look: Look):
     with pytest.raises(ZeroDivisionError):
         together(client, session, 1, fails=True)
     assert (look(), payloads(client)) == (([], []), [])

@@ -101,7 +101,7 @@ class StoreContract:
     async def test_an_absent_row_is_none(self, store: Store) -> None:
         assert await store.get(MESSAGE, b"nothing") is None
 
-    async def test_deletes_of_absent_rows_are_no_error(self, store: Store) -> None:
+    async def test_deletes_of_absent_rows_are_not_errors(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([put_one(MESSAGE, b"b", b""), Delete(MESSAGE, [b"a", b"b", b"b"])], claim=claim)
         await store.discard(MESSAGE, [b"a", b"b"])
@@ -441,7 +441,7 @@ class StoreContract:
         await store.scan_raw(MESSAGE, b"", LAST, taken.extend)
         assert taken == []
 
-    async def test_discarding_nothing_is_no_error(self, store: Store) -> None:
+    async def test_discarding_nothing_is_not_an_error(self, store: Store) -> None:
         await store.discard(MESSAGE, [])
 
     async def test_reclaiming_disturbs_neither_writers_nor_readers(self, store: Store) -> None:
@@ -534,7 +534,7 @@ class StoreContract:
 
     # --- leaving ---
 
-    async def test_closing_twice_is_no_error_and_a_closed_store_refuses_everything(self, store: Store) -> None:
+    async def test_closing_twice_is_harmless_and_a_closed_store_refuses_everything(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.aclose()
         await store.aclose()

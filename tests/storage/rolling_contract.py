@@ -158,7 +158,7 @@ class RollingContract:
             nursery.start_soon(store.discard, MESSAGE, keys[::2])
         assert await signs(store) == [-POINTER] * 4_000
 
-    async def test_a_rollback_of_a_range_without_rows_is_no_error(self, store: Store) -> None:
+    async def test_a_rollback_of_a_range_without_rows_is_not_an_error(self, store: Store) -> None:
         claim = await store.claim(NAME)
         await store.write([all_of(), RollBack(b"", LAST, POINTER)], claim=claim)
         assert await everything(store) == []

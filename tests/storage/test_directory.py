@@ -88,7 +88,7 @@ async def test_a_directory_in_use_by_another_process_is_refused_and_free_once_th
 
 
 @pytest.mark.parametrize("said", [b"", b"{", b"[]", b'{"pid": "x"}', b'{"pid":1,"since_s":1e400,"host":1}'])
-async def test_an_unreadable_lock_file_is_no_harm(tmp_path, said):
+async def test_an_unreadable_lock_file_is_ignored(tmp_path, said):
     path = await made(tmp_path / "data")
     (path / LOCK_NAME).write_bytes(said)
     async with await LevelDBStore.open(path):

@@ -137,7 +137,7 @@ async def test_while_the_thread_has_a_commit_further_ones_join_it(store):
     assert gathered(store, [message(3)]) == [None]
 
 
-async def test_a_commit_that_an_answer_begins_is_written_by_the_thread_so_that_the_loop_does_not_write_forever(store):
+async def test_commits_begun_by_answers_are_written_by_the_thread_so_that_the_loop_does_not_write_forever(store):
     completed = []
 
     def again(error):

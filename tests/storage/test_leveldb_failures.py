@@ -319,7 +319,7 @@ def test_any_error_in_the_keepers_thread_is_a_failure_of_the_store(tables, monke
         until(lambda: isinstance(tables.keeper.spare(wait=False), StoreError))
 
 
-def test_a_removal_in_a_sealed_volume_leaves_alone_what_was_written_to_the_newest_since(tables):
+def test_a_removal_in_a_sealed_volume_does_not_affect_newer_rows(tables):
     written(tables, message(1))
     first = sealed(tables)
     written(tables, message(2))
@@ -417,7 +417,7 @@ async def test_each_swept_piece_is_durable_before_the_next_and_before_its_rows_a
     assert events[-1] == "forgotten"
 
 
-async def test_between_two_merges_of_a_swept_volume_the_keeper_does_what_has_arrived(store, monkeypatch):
+async def test_between_two_merges_of_a_swept_volume_the_keeper_handles_new_requests(store, monkeypatch):
     await of_version_0_1(store)
     events = []
     compact = Database.compact

@@ -65,7 +65,7 @@ async def test_while_the_disk_stays_full_a_claim_says_so_and_succeeds_when_there
             assert sum(1 for key, _ in await everything(store) if key[:1] != b"x") == 10_000
 
 
-async def test_a_claim_waits_for_active_readers_and_they_are_told_to_retry(store):
+async def test_a_claim_waits_for_active_readers_which_then_have_to_retry(store):
     claim = await store.claim(NAME)
     await store.write([numbered(1000)], claim=claim)
     inside, release = threading.Event(), threading.Event()

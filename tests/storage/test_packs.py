@@ -193,7 +193,7 @@ def test_the_packs_of_a_request_have_about_the_same_size(first, lengths):
     assert all(PACK_BYTES - 2 * max(lengths) <= size <= 2 * PACK_BYTES + first for size in sizes)
 
 
-def test_rows_of_which_one_is_empty_do_not_stay_together():
+def test_rows_do_not_stay_together_if_one_is_empty():
     for plain in (b"\x00\x02a", b"\x00"):
         values = [plain] * 16
         values[7] = b""
@@ -202,7 +202,7 @@ def test_rows_of_which_one_is_empty_do_not_stay_together():
         assert pack.rows() == rows_of(request(0, values))
 
 
-async def test_a_scan_keeps_plain_rows_together_in_lists_of_the_lengths_that_it_was_asked_for(store):
+async def test_a_scan_keeps_plain_rows_together_in_lists_of_the_requested_lengths(store):
     await store.write([request(0, [plain_head(100) + bytes(100)] * 1000)], claim=None)
     await store.write([put_one(MESSAGE, PREFIX + pack_position(2000, 0), b"\x00\x02a")], claim=None)
     lists = []

@@ -228,7 +228,7 @@ class Real:
         return found
 
 
-def test_leveldb_reads_a_log_with_zeros_behind_it_as_one_without_and_its_reader_here_says_what_it_says(tmp_path):
+def test_leveldb_and_our_reader_read_a_log_with_zeros_after_it_as_one_without(tmp_path):
     real = Real(tmp_path / "real")
     assert real.read(real.data) == real.read(real.data + bytes(100_000)) == [b"%02d" % number for number in range(40)]
     random, outcomes = Random(5), set()

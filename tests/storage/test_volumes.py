@@ -199,7 +199,7 @@ async def test_changes_in_sealed_volumes_survive_any_end(tmp_path):
             assert await everything(store) == expected
 
 
-async def test_a_row_that_was_discarded_does_not_come_back_when_it_is_rolled_back(store):
+async def test_a_rollback_does_not_restore_a_discarded_row(store):
     claim = await store.claim(NAME)
     for number in range(30):
         await store.write([message(number, under(77, b"x" * 90))], claim=claim)

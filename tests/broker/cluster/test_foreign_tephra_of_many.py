@@ -106,7 +106,7 @@ async def test_a_decision_holds_at_the_next_owner_of_a_topic(harness):
         await soon(partial(committed, node, "at_b"), ["one", "two", "three"])
 
 
-async def test_one_instance_rolls_back_what_is_invalid_in_the_topics_of_all(harness):
+async def test_one_instance_rolls_back_invalid_messages_in_the_topics_of_all(harness):
     tephra, nodes = harness
     pointer = (await tephra.begin()).transaction.write_pointer
     for name in "abc":

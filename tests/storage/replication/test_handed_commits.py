@@ -98,7 +98,7 @@ async def test_a_batch_whose_sealed_rows_cannot_be_changed_is_lost(store, outbox
     assert outbox.restart().last == store._db.metadata.position
 
 
-async def test_numbers_go_on_after_the_store_was_closed_and_opened(tmp_path):
+async def test_numbers_continue_after_the_store_was_closed_and_opened(tmp_path):
     for first in (1, 4, 7):
         outbox = an_outbox()
         async with await LevelDBStore.open(tmp_path / "data", TINY, shipper=outbox) as store:

@@ -106,7 +106,7 @@ async def test_names_below_a_prefix_are_listed_in_order_and_no_others(objects):
     assert await objects.names("none") == []
 
 
-async def test_removed_objects_are_gone_and_missing_ones_are_no_error(objects):
+async def test_removed_objects_are_gone_and_missing_ones_are_not_an_error(objects):
     for name in ("a", "b", "c"):
         await objects.create(name, b"x")
     await objects.remove(["missing", "a", "c"])

@@ -161,7 +161,7 @@ def test_commits_that_do_not_parse_are_damage(body):
 
 
 @pytest.mark.parametrize("flags", [(False, False), (True, False), (False, True)])
-def test_seals_and_leases_are_read_back_and_are_no_segments(flags):
+def test_seals_and_leases_are_read_back_and_are_not_segments(flags):
     clean, gap = flags
     seal, lease = EpochSeal(8, RUN, clean, gap), Lease(8, RUN)
     assert decode_seal(encode_seal(seal)) == seal
