@@ -1,4 +1,4 @@
-# Plainsong's chores. Everything happens in .venv, which is made from the lock files, with hashes.
+# Targets for developers. Everything runs in .venv, which is installed from the lock files, with hashes.
 
 PYTEST := .venv/bin/python -m pytest
 LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -7,22 +7,22 @@ LOCK   := .venv/bin/uv pip compile --universal --fork-strategy fewest --python-v
 .DEFAULT_GOAL := help
 .PHONY: help venv serve cluster test check audit quick-tests format bench bench-peers bench-both torture simulate mutate dist docs man lock etc clean
 
-help:  ## this list
+help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
-serve:  ## install what is needed, then run the daemon; options go in ARGS="--bind 127.0.0.1:0"
+serve:  ## install dependencies, then run the daemon; options go in ARGS="--bind 127.0.0.1:0"
 	@etc/venv run
 	@exec .venv/bin/plainsong serve $(ARGS)
 
 # DATA and PORTS reach it through the environment.
-cluster:  ## on this machine: ZooKeeper, HBase with its gateway, three instances; Ctrl-C stops all of it
+cluster:  ## run ZooKeeper, HBase with its gateway and three instances on this machine; Ctrl-C stops all
 	@etc/venv run
 	@exec etc/cluster/up
 
-test: venv tools  ## all of it, every ring of tests, side by side; some of them: RINGS="sql spark"
+test: venv tools  ## run every ring of tests, in parallel; some of them: RINGS="sql spark"
 	@exec .venv/bin/python -m tests.rings $(RINGS)
 
-check: venv audit  ## the quick half: format, lint, types, floors, dependencies, and the tests that take milliseconds
+check: venv audit  ## quick checks: format, lint, types, layers, dependencies, and the fast tests
 	@$(MAKE) --no-print-directory static
 	$(PYTEST) $(wildcard tests/test_house.py tests/protocol tests/actors)
 
@@ -42,23 +42,23 @@ static:
 audit: venv  ## look up the locked dependencies in the database of known vulnerabilities
 	.venv/bin/python scripts/audit.py
 
-format: venv  ## bring the code into shape
+format: venv  ## format the code
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
-bench:  ## the benchmark, with its report and plots in bench/report; options go in ARGS
+bench:  ## run the benchmark; report and plots in bench/report; options go in ARGS
 	@etc/venv bench
 	.venv/bin/python -m bench $(ARGS)
 
-bench-peers:  ## the daemon beside the original service, Kafka, NATS, Redis and PostgreSQL, synced alike; report in bench/report/peers
+bench-peers:  ## compare the daemon with the original service, Kafka, NATS, Redis and PostgreSQL, all synced; report in bench/report/peers
 	@etc/venv bench
 	.venv/bin/python -m bench.peers $(ARGS)
 
-bench-both:  ## whatever else the original service does, the daemon beside it; report in bench/report/both
+bench-both:  ## compare everything else that the original service can do; report in bench/report/both
 	@etc/venv bench
 	.venv/bin/python -m bench.peers.both $(ARGS)
 
-torture: venv tools  ## every test with many more rounds, then an hour of soak, then every call to the disk failing: hours; report in build/torture
+torture: venv tools  ## run every test with many more rounds, an hour of soak, and every disk call failing (hours); report in build/torture
 	@etc/venv bench
 	@status=0; \
 	$(PYTEST) -m "torture or not torture" --hypothesis-profile=torture || status=1; \
@@ -66,10 +66,10 @@ torture: venv tools  ## every test with many more rounds, then an hour of soak, 
 	.venv/bin/python -m tests.torture $(ARGS) || status=1; \
 	exit $$status
 
-simulate: venv  ## simulated daemons under simulated faults, judged by a checker: ARGS="--seconds 600", ARGS="--seed 7"
+simulate: venv  ## run simulated daemons under simulated faults, judged by a checker: ARGS="--seconds 600", ARGS="--seed 7"
 	.venv/bin/python -m tests.simulation $(ARGS)
 
-mutate: venv  ## small changes of the protocol's code, one by one: is there a test that fails? ARGS="--sample 200", ARGS="--help"
+mutate: venv  ## mutate the protocol's code: each mutation should fail a test; ARGS="--sample 200", ARGS="--help"
 	.venv/bin/python -m tests.mutation $(ARGS)
 
 dist: venv  ## build the three distributions into dist/: client, server, Spark
@@ -89,7 +89,7 @@ venv:
 tools:
 	@etc/tools
 
-lock:  ## resolve the dependencies of pyproject.toml anew (the only target that chooses versions)
+lock:  ## resolve the dependencies of pyproject.toml again (the only target that chooses versions)
 	@etc/venv dev
 	.venv/bin/python -m pip install --quiet "uv>=0.8"
 	$(LOCK) pyproject.toml --group run --upgrade -o requirements.lock
@@ -98,7 +98,7 @@ lock:  ## resolve the dependencies of pyproject.toml anew (the only target that 
 	$(LOCK) --upgrade --group pyproject.toml:audit -c requirements-dev.lock -o requirements-audit.lock
 	$(LOCK) --upgrade --group pyproject.toml:mutate -c requirements-dev.lock -c requirements-audit.lock -o requirements-mutate.lock
 
-pictures: venv tools  ## take the console's pictures anew, into docs/pictures
+pictures: venv tools  ## take the console's pictures again, into docs/pictures
 	.venv/bin/python -m tests.console.pictures
 
 etc: venv  ## write etc/plainsong.toml from the settings in broker/config

@@ -2,9 +2,8 @@
 
     python scripts/audit.py
 
-pip-audit does it, in an environment of its own below ``.cache``, made from ``requirements-audit.lock``. The exit status is
-1 when a vulnerability is known. Where the database cannot be reached that is said, loudly, and the status is 0: being
-offline is no vulnerability.
+It runs pip-audit in a separate environment below ``.cache``, installed from ``requirements-audit.lock``. The exit status
+is 1 if a vulnerability is known. If the database cannot be reached, it prints a warning, and the status is 0.
 """
 
 from __future__ import annotations

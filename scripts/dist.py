@@ -1,10 +1,9 @@
 """Builds the three distributions of this tree: ``plainsong-client``, ``plainsong-server`` and ``plainsong-spark``.
 
-    python scripts/dist.py [FOLDER]      wheels in FOLDER, by default dist, each with its SBOM (CycloneDX) beside it
+    python scripts/dist.py [FOLDER]      wheels in FOLDER, by default dist, each with its SBOM (CycloneDX) next to it
 
-Each has its own ``etc/dist/*/pyproject.toml``. The script copies the distribution's packages beside it and has setuptools
-build a wheel: what is shipped is what is tested. The time in the wheels is that of the last commit, so building twice
-makes equal bytes.
+Each has its own ``etc/dist/*/pyproject.toml``. The script copies the distribution's packages next to it, and runs
+setuptools to build a wheel. The time in the wheels is that of the last commit, so building twice gives equal bytes.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def _last_commit() -> str:
 def main() -> None:
     """The command line."""
     sys.path.insert(0, str(ROOT))
-    from scripts import sbom  # its library is a developer's: whoever only calls ``build`` does without
+    from scripts import sbom  # its library is a development dependency; callers of ``build`` alone do without it
 
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "dist").resolve()
     for kind in KINDS:

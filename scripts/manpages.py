@@ -1,11 +1,10 @@
 """Writes the manual pages and the shells' completion scripts from the verbs, into ``etc/dist/*/share``.
 
     python scripts/manpages.py            writes them
-    python scripts/manpages.py --check    says which are not what the verbs say, and writes nothing
+    python scripts/manpages.py --check    lists outdated files, and writes nothing
 
-Each distribution installs the pages of the verbs that it brings. The words are those of ``--help``: click is asked for
-them, and this script only knows how roff is written. (click-man, the library for it, escapes nothing, and does not see
-verbs that are loaded when they are asked for.)
+Each distribution installs the pages of its own verbs. The texts are those of ``--help``, taken from click; this script
+only formats them as roff. (The library click-man escapes nothing, and does not see lazily loaded verbs.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Writes docs/reference from the code: what users import, with its signatures and docstrings, as Markdown.
+"""Writes docs/reference from the code: the public API, with signatures and docstrings, as Markdown.
 
     python scripts/reference.py            writes the pages
-    python scripts/reference.py --check    exits with 1 when one is not what it would write
+    python scripts/reference.py --check    exits with 1 if a page is outdated
 
 Griffe reads the sources without importing them, so no page depends on what is installed. Docstrings have the sections
 that griffe calls Google's: Args, Returns, Raises.

@@ -1,7 +1,7 @@
-"""Writes what a wheel is made of and needs, as CycloneDX 1.6, beside it: ``make dist`` calls it for each wheel.
+"""Writes a wheel's bill of materials, as CycloneDX 1.6, next to it; ``make dist`` calls it for each wheel.
 
-The versions are those of this environment, which is made from the lock files. Its time and its serial number are made of
-the wheel and of the last commit, so writing it twice makes equal bytes.
+The versions are those of this environment, which is installed from the lock files. Its time and serial number are derived
+from the last commit and the wheel, so writing it twice gives equal bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OURS = "plainsong-"
 
 
 def write(wheel: Path, time_s: int) -> Path:
-    """Writes the SBOM of a wheel beside it, called as the wheel is, with ``.cdx.json``.
+    """Writes the SBOM of a wheel next to it, under the wheel's name with ``.cdx.json``.
 
     Args:
       time_s: when it was made, in seconds since 1970.

@@ -1,10 +1,10 @@
-# Gives the space of removed rows back: writes what is in memory to files, then rewrites all files of the store's tables.
+# Reclaims the space of removed rows: flushes memory to files, then rewrites all files of the store's tables.
 #
 #   PLAINSONG_TABLE_PREFIX=plainsong_ hbase shell -n etc/hbase/compact.rb
 #
-# The prefix is storage.hbase.table_prefix. Region by region every file is read and written once, which goes on after this
-# has ended: for quiet hours, behind much that was removed. Daemons may serve meanwhile. HBase does the same by itself, by
-# default once a week. It cannot be asked for through the Thrift gateway, which makes a smaller compaction of it.
+# The prefix is storage.hbase.table_prefix. Region by region every file is read and written once, which continues after
+# this script has ended: run it in quiet hours, after large removals. Daemons can keep serving. HBase does the same by
+# itself, by default once a week. The Thrift gateway cannot start it: it turns the request into a smaller compaction.
 
 prefix = ENV.fetch('PLAINSONG_TABLE_PREFIX', 'plainsong_')
 

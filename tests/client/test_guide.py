@@ -38,7 +38,7 @@ SAYS = {
     "Ledger": "12.50",
     "TransactionInDoubt": "committed",
     "run_in_transaction": "paid",
-    "somebody slow": "held 1 slow client",
+    "slow client": "held 1 slow client",
     "ServerPosition": "[b'3', b'5']",
     "client.store": "committed",
     "meter-7": "0 False 4",

@@ -259,7 +259,7 @@ def test_the_daemon_of_the_stateful_set_refuses_a_key_that_everyone_may_read(pla
 
 def test_the_trial_example_names_what_it_lacks_and_accepts_a_publish(place):
     manifest = ROOT / "etc/kubernetes/trying.yaml"
-    assert manifest.read_text(encoding="utf-8").startswith("# FOR TRYING ALONE")
+    assert manifest.read_text(encoding="utf-8").startswith("# FOR TRIALS ONLY")
     pod = Pod(place, documents(manifest)["Deployment"])
     with pod.daemon() as daemon:
         assert [pod.probe(daemon, kind) for kind in ("readinessProbe", "livenessProbe")] == [200, 200]
