@@ -2,8 +2,8 @@
 
     python scripts/audit.py
 
-It runs pip-audit in a separate environment below ``.cache``, installed from ``requirements-audit.lock``. The exit status
-is 1 if a vulnerability is known. If the database cannot be reached, it prints a warning, and the status is 0.
+It runs pip-audit in a separate environment below ``.cache``, installed from ``requirements-audit.lock``. The exit
+status is 1 if a vulnerability is known. If the database cannot be reached, it prints a warning, and the status is 0.
 """
 
 from __future__ import annotations

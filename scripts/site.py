@@ -1,8 +1,8 @@
 """Builds the documents as a site, by Zensical: ``python scripts/site.py [FOLDER]``; it is in ``site`` of build, or of FOLDER.
 
 The documents stay where they are and read as plain Markdown. The script copies them into ``documents`` next to the
-site, laid out as in the tree, so that links between them work; other linked files are copied too, and a link to a folder
-leads to the source. Zensical is strict: a broken link is an error.
+site, laid out as in the tree, so that links between them work; other linked files are copied too, and links to folders
+lead to the source. Zensical is strict: a broken link is an error.
 """
 
 from __future__ import annotations
