@@ -157,7 +157,14 @@ ROUTES: tuple[Route[Any], ...] = (
         body=Body(
             ref("RollbackRequest"), types=(JSON_TYPE, AVRO_TYPE), example={"transactionWritePointer": EXAMPLE_POINTER}
         ),
-        errors=(*WRITES, *BODY, "unknown_field", "transaction_required", "transactions_unavailable"),
+        errors=(
+            *WRITES,
+            *BODY,
+            "unknown_field",
+            "transaction_required",
+            "transaction_not_in_progress",
+            "transactions_unavailable",
+        ),
     ),
     Route(
         "poll",
