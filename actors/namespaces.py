@@ -36,6 +36,7 @@ from storage.base import Deposed, read_rows
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from plainsong.protocol.answers.topics import NamespaceSettings
     from plainsong.protocol.properties import Deduplication
     from storage.base import Row, Store
 
@@ -136,17 +137,17 @@ class Namespaces:
         """Return the namespace's policy for producers."""
         return self.policies.get(namespace, INHERITED)
 
-    def properties(self, namespace: str) -> dict[str, str]:
+    def properties(self, namespace: str) -> NamespaceSettings:
         """Return all properties as ``GET`` answers them; every value is a string."""
         known = self._known.get(namespace, NamespaceProperties())
         return {"deduplication": known.deduplication}
 
     @staticmethod
-    def checked(given: object) -> dict[str, str]:
+    def checked(given: object) -> NamespaceSettings:
         """Return a client's properties in the form of ``properties``. Raises InvalidProperty."""
         return {"deduplication": _parsed(given)}
 
-    async def put(self, namespace: str, given: object) -> dict[str, str]:
+    async def put(self, namespace: str, given: object) -> NamespaceSettings:
         """Set a namespace's properties to ``given`` (a decoded JSON object, or None); return the new ones.
 
         They are durable when this returns, and take effect in the next step of each of its topics.
@@ -229,7 +230,7 @@ def _lives(row: Row) -> bool:
         return True
 
 
-def checked_properties(given: object) -> dict[str, str]:
+def checked_properties(given: object) -> NamespaceSettings:
     """Return all properties that a namespace would have. Raises InvalidProperty."""
     return {"deduplication": _parsed(given)}
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from actors.observe import Clock
+    from plainsong.protocol.answers.service import ScrubFindingRow, ScrubState
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,11 @@ MAX_INTERVALS = 4
 _NO_TOPIC = TopicName("", "transactions")
 _TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
 _FIRST, _LAST = b"", b"\xff" * 8
+_SHOWN_TABLES: dict[Table, Literal["metadata", "message", "payload"]] = {
+    Table.METADATA: "metadata",
+    Table.MESSAGE: "message",
+    Table.PAYLOAD: "payload",
+}
 #: The value of ``_reached`` once a round has passed all topics: it sorts after the key of any topic.
 _EVERYWHERE = b"\xff"
 
@@ -110,13 +116,13 @@ class ScrubFinding:
             kept["file"],
         )
 
-    def shown(self) -> dict[str, object]:
+    def shown(self) -> ScrubFindingRow:
         """Return the finding ready for JSON, with messages by id, and other rows by key in hex."""
         return {
             "namespace": None if self.name is None else self.name.namespace,
             "topic": None if self.name is None else self.name.topic,
             "generation": self.generation,
-            "table": self.table.name.lower(),
+            "table": _SHOWN_TABLES[self.table],
             "from": shown_place(self.table, self.first),
             "to": shown_place(self.table, self.last),
             "rows": self.rows,
@@ -142,7 +148,7 @@ class ScrubReport:
     unread: dict[TopicName, str] = field(default_factory=dict)
     """Topics whose rows the store could not return in this round, and why; the rows may be intact."""
 
-    def shown(self) -> dict[str, object]:
+    def shown(self) -> ScrubState:
         """Return the report ready for JSON."""
         return {
             "state": self.state,

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from actors.ownership import Ownership
     from actors.store_time import StoreTime
     from broker.authority import Authority
-    from broker.finding import Severity
     from broker.link.client import Links
     from broker.link.server import Call
     from broker.membership.membership import Membership
     from broker.metrics import Metrics
     from broker.tls import Certificates
+    from plainsong.protocol.answers.service import Severity
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.state import TopicState
 

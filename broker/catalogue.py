@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from broker.link.client import Links
     from broker.link.server import Call
     from broker.metrics import Rates
+    from plainsong.protocol.answers.topics import DeletedTopic, TopicRow
     from plainsong.protocol.topic.core import TopicCore
     from storage.base import Row, Store
 
@@ -94,7 +95,7 @@ class Figures(NamedTuple):
     publish_per_s: float = 0.0
     poll_per_s: float = 0.0
 
-    def shown(self, name: TopicName, owner: str | None, now_ms: int) -> dict[str, Any]:
+    def shown(self, name: TopicName, owner: str | None, now_ms: int) -> TopicRow:
         """Return the topic as the API shows it."""
         return {
             "namespace": name.namespace,
@@ -393,7 +394,7 @@ class Catalogue:
         await self._store.scan(Table.METADATA, *span, take, first_chunk=1000)
         return sorted(found.items())
 
-    async def shown_deleted(self, name: TopicName, metadata: Metadata, grace_ms: int) -> dict[str, Any]:
+    async def shown_deleted(self, name: TopicName, metadata: Metadata, grace_ms: int) -> DeletedTopic:
         """Return a deleted topic and its contents as the API shows it. Raises StoreError."""
         row = await self._store.get(Table.METADATA, system_key(HIGH_WATER, name, metadata.generation))
         mark = _NO_MARK if row is None else _Mark.decode(row)

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
-Kind: TypeAlias = Literal[
-    "held-reader",
-    "old-transaction",
-    "expired-unread",
-    "disk",
-    "slow-sync",
-    "certificate",
-    "reload",
-    "audit",
-    "damaged",
-    "unread",
-    "low-space",
-    "replication",
-    "instance",
-    "clock",
-]
-Severity: TypeAlias = Literal["warning", "critical"]
+if TYPE_CHECKING:
+    from plainsong.protocol.answers.service import FindingKind, FindingRow, Severity
 
 
 def shown_bytes(count: int) -> str:
@@ -36,7 +21,7 @@ def shown_bytes(count: int) -> str:
 class Finding(NamedTuple):
     """A finding for operators."""
 
-    kind: Kind
+    kind: FindingKind
     severity: Severity
     subject: str
     text: str
@@ -46,7 +31,7 @@ class Finding(NamedTuple):
     topic: str = ""
     """``namespace:topic``; empty if it is about the service."""
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> FindingRow:
         """Return the finding as the API shows it."""
         return {
             "kind": self.kind,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from broker.api.answers import json_answer
 
@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from broker.http.messages import Answer
+    from plainsong.protocol.answers.topics import ChangeEffect, ChangeReport, MessageCount
 
 #: The effect on no messages.
-NOTHING: Mapping[str, object] = {"messages": 0, "bytes": 0, "estimated": False, "oldestMs": None, "newestMs": None}
+NOTHING: MessageCount = {"messages": 0, "bytes": 0, "estimated": False, "oldestMs": None, "newestMs": None}
 #: Warning of a change whose effect could not be counted.
 NOT_COUNTED = "the change was made, but its effect could not be counted"
 
@@ -50,17 +51,17 @@ def change(
     effect: Mapping[str, Any] | None = None,
     warnings: Iterable[str] = (),
     etag: str | None = None,
-) -> dict[str, Any]:
+) -> ChangeReport:
     """Return the fields of the answer."""
     old, new = before or {}, after or {}
     return {
         "dryRun": dry_run,
         "action": action,
         "target": target,
-        "before": before,
-        "after": after,
+        "before": None if before is None else dict(before),
+        "after": None if after is None else dict(after),
         "changed": sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name)),
-        "effect": {"hides": NOTHING, "returns": NOTHING, "removes": NOTHING, **(effect or {})},
+        "effect": cast("ChangeEffect", {"hides": NOTHING, "returns": NOTHING, "removes": NOTHING, **(effect or {})}),
         "warnings": list(warnings),
         "etag": etag,
     }

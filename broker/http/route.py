@@ -92,8 +92,8 @@ class Route(Generic[S]):
     """The status of a successful answer."""
     answered: str = "done"
     """The description of that status."""
-    answer: dict[str, Any] | None = None
-    """The JSON schema of a successful answer's body; None if it is empty."""
+    answer: Any = None
+    """The type of a successful answer's body, see ``plainsong.protocol.answers``; None if it is empty."""
     answer_types: tuple[str, ...] = (JSON_TYPE,)
     answer_headers: tuple[str, ...] = ()
 

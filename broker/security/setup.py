@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from broker.config import Config
     from broker.security.guard import Counters
     from broker.security.oidc import OidcProvider
+    from plainsong.protocol.answers.service import SecurityDigests
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Security:
             if self.provider is not None:
                 nursery.start_soon(self.provider.run)
 
-    def digests(self) -> dict[str, str | None] | None:
+    def digests(self) -> SecurityDigests | None:
         """Return digests of the grants file and of the ids of valid tokens, for comparison between instances.
 
         None: authentication is off.

@@ -47,6 +47,7 @@ from storage.pace import paced_rows
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
+    from plainsong.protocol.answers.service import BackupLeftOut, BackupObject, BackupTopic, ObjectTable, RowTable
     from plainsong.protocol.names import TopicName
     from storage.base import Row, StoreView
     from storage.pace import Pace
@@ -66,7 +67,7 @@ _MESSAGE_BITS = 26 + 16
 _PAYLOAD_BITS = 46 + 80
 _GENERATION_BYTES = 4
 #: Names of the tables in a manifest. A topic's metadata comes first.
-TABLES = {"metadata": Table.METADATA, "messages": Table.MESSAGE, "payloads": Table.PAYLOAD}
+TABLES: dict[RowTable, Table] = {"metadata": Table.METADATA, "messages": Table.MESSAGE, "payloads": Table.PAYLOAD}
 _KIND_STOP = SYSTEM + b"\xff"
 #: The kinds of a topic's rows that this version knows.
 _TOPIC_KINDS = (HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS)
@@ -84,16 +85,15 @@ class CutTopic:
     metadata: Metadata | None
     """None if its row cannot be read."""
 
-    def shown(self) -> dict[str, object]:
+    def shown(self) -> BackupTopic:
         """Return its manifest entry, without objects."""
-        found: dict[str, object] = {"namespace": self.name.namespace, "topic": self.name.topic}
-        if self.metadata is None:
-            return {**found, "generation": None, "properties": {}, "deletedMs": None}
+        metadata = self.metadata
         return {
-            **found,
-            "generation": self.metadata.generation,
-            "properties": self.metadata.properties.stored(),
-            "deletedMs": self.metadata.deleted_ms,
+            "namespace": self.name.namespace,
+            "topic": self.name.topic,
+            "generation": None if metadata is None else metadata.generation,
+            "properties": {} if metadata is None else metadata.properties.stored(),
+            "deletedMs": None if metadata is None else metadata.deleted_ms,
         }
 
 
@@ -101,29 +101,35 @@ class CutObject(NamedTuple):
     """A listed object."""
 
     sha256: str
-    table: str
+    table: ObjectTable
     rows: int
     bytes: int
     from_ms: int | None
     to_ms: int | None
 
-    def shown(self) -> dict[str, object]:
+    def shown(self) -> BackupObject:
         """Return its manifest entry."""
-        times = {"fromMs": self.from_ms, "toMs": self.to_ms}
-        return {"sha256": self.sha256, "table": self.table, "rows": self.rows, "bytes": self.bytes, **times}
+        return {
+            "sha256": self.sha256,
+            "table": self.table,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "fromMs": self.from_ms,
+            "toMs": self.to_ms,
+        }
 
 
 class LeftOut(NamedTuple):
     """A range whose rows cannot be read, and are in no object."""
 
-    table: str
+    table: RowTable
     first: str
     """An id for messages, else a key in hex. ``last`` has the same form and is included."""
     last: str
     why: str
 
     @classmethod
-    def of(cls, table: str, gap: Gap) -> LeftOut:
+    def of(cls, table: RowTable, gap: Gap) -> LeftOut:
         """Make it from a gap."""
         within = TABLES[table]
         last = last_before(within, gap.stop)
@@ -132,7 +138,7 @@ class LeftOut(NamedTuple):
             last = gap.start[:size] + b"\xff" * POSITION_BYTES  # it extends to the end of the topic
         return cls(table, shown_place(within, gap.start), shown_place(within, last), gap.why)
 
-    def shown(self) -> dict[str, object]:
+    def shown(self) -> BackupLeftOut:
         """Return its manifest entry."""
         return {"table": self.table, "from": self.first, "to": self.last, "why": self.why}
 
@@ -301,7 +307,7 @@ class Cut:
         page.line = await self._line(name, metadata.generation, prefix)
         return page
 
-    async def _windows(self, prefix: bytes, table: str, floor: int, page: Page, until_s: float) -> int | None:
+    async def _windows(self, prefix: bytes, table: RowTable, floor: int, page: Page, until_s: float) -> int | None:
         """Add a table's objects to a page. Returns where the next one begins, None if there are no more."""
         tail_bytes = (MESSAGE_TAIL_BYTES if table == "messages" else PAYLOAD_TAIL_BYTES) - _GENERATION_BYTES
         bits = _MESSAGE_BITS if table == "messages" else _PAYLOAD_BITS
@@ -322,7 +328,7 @@ class Cut:
         await self._add(windowed.windows(complete=True), table, page)
         return None
 
-    async def _add(self, windows: Iterator[Window], table: str, page: Page) -> None:
+    async def _add(self, windows: Iterator[Window], table: RowTable, page: Page) -> None:
         while True:
             begun_s = trio.current_time()
             window = await trio.to_thread.run_sync(next, windows, None)
@@ -364,7 +370,7 @@ class Cut:
                     pass
         return found
 
-    def _listed(self, rows: Sequence[Row], table: str, about: TopicName | None = None) -> Page:
+    def _listed(self, rows: Sequence[Row], table: ObjectTable, about: TopicName | None = None) -> Page:
         page = Page()
         for window in keyed_windows(rows):
             name = _name_of(window.data)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import get_args, is_typeddict
 
 import pytest
 import trio
@@ -12,10 +15,15 @@ from broker_in_process import in_process
 from broker.api.description.problems import WHAT_TO_DO
 from broker.api.routes import ROUTES
 from broker.api.schemas import status_of_code
+from plainsong.protocol import answers
+from plainsong.protocol.answers.messages import MessageState
+from plainsong.protocol.answers.service import FindingKind, ReplicationState
+from plainsong.protocol.answers.topics import TopicStats
 from plainsong.protocol.errors import BY_CODE, Internal
 from tests.documents import DOCUMENTS, shell_lines
 
 GUIDE = DOCUMENTS["docs/http.md"]
+REPLICATION = DOCUMENTS["docs/replication.md"]
 ROWS = re.findall(r"^\| (\d{3}) \| `(\w+)` \| ([\w-]+) \| \S", GUIDE, re.MULTILINE)
 LINES = [line for line in shell_lines(GUIDE) if line]
 
@@ -41,6 +49,31 @@ def test_each_error_is_explained_as_in_the_guide():
 def test_answers_in_the_description_are_in_the_table():
     answered = {code for route in ROUTES for code in route.errors}
     assert answered <= {code for _, code, _ in ROWS}
+
+
+def declared():
+    """Return the types of answers."""
+    modules = [import_module(f"{answers.__name__}.{each.name}") for each in iter_modules(answers.__path__)]
+    return [shape for each in modules for shape in vars(each).values() if is_typeddict(shape)]
+
+
+def test_the_guide_names_every_field_of_every_answer():
+    for shape in declared():
+        for field in shape.__annotations__:
+            assert re.search(rf'`{field}`|"{field}"', GUIDE + REPLICATION), (shape.__name__, field)
+
+
+def table(heading, document=GUIDE):
+    """Return the names in the first column of a table."""
+    rows = re.search(rf"^\| {re.escape(heading)} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", document, re.MULTILINE)[1]
+    return [name for row in rows.splitlines() for name in re.findall(r"`(\w[\w-]*)`", row.split(" | ")[0])]
+
+
+def test_the_tables_of_answers_are_those_of_their_types():
+    assert sorted(table("field of `stats`")) == sorted(TopicStats.__annotations__)
+    assert table("field", REPLICATION) == [*ReplicationState.__annotations__]
+    assert sorted(table("kind")) == sorted(get_args(FindingKind))
+    assert {*table("`state`"), "damaged", "set-aside"} == {*get_args(MessageState)}
 
 
 def test_the_guide_names_every_query_parameter():

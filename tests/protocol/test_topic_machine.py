@@ -49,8 +49,8 @@ from plainsong.protocol.topic.asks import (
     SetReader,
     SliceCleaned,
     Stats,
+    StatsView,
     TopicChange,
-    TopicStats,
     Undelete,
 )
 from plainsong.protocol.topic.core import TopicCore, span_of
@@ -362,7 +362,7 @@ class TopicMachine(RuleBasedStateMachine):
                 assert {view.name: view.reader.position for view in answer} == readers
                 return facts, None, list
             case Stats():
-                return facts, None, TopicStats
+                return facts, None, StatsView
         assert isinstance(ask, Describe)
         assert answer.metadata.properties.ttl_s == facts.ttl_s
         return facts, None, Description

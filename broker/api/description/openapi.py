@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from broker.api.schemas import (
-    CLUSTER_SCHEMAS,
     ISOLATION,
-    KEEPING_SCHEMAS,
     MILLISECONDS,
     POSITIVE,
-    PRODUCER_SCHEMAS,
-    SCHEMAS,
+    REQUESTS,
     STRING,
-    TRANSACTION_SCHEMAS,
     WAIT_MS,
     Schema,
     array,
     by_status,
     ref,
 )
+from broker.api.shapes import Shapes
+from plainsong.protocol.answers.problems import ProblemFields
+from plainsong.protocol.answers.topics import TopicColumn
 from plainsong.protocol.codec.cloud_events import BATCH_TYPE, EVENT_TYPE
 
 if TYPE_CHECKING:
@@ -91,18 +90,7 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     ),
     "sort": (
         "the column to sort by",
-        {
-            "enum": [
-                "name",
-                "messages",
-                "bytes",
-                "oldestAgeMs",
-                "publishPerSecond",
-                "pollPerSecond",
-                "hiddenMessages",
-            ],
-            "default": "name",
-        },
+        {"enum": list(get_args(TopicColumn)), "default": "name"},
     ),
     "order": ("ascending or descending", {"enum": ["asc", "desc"], "default": "asc"}),
     "follow.limit": ("end the stream after this many messages", POSITIVE),
@@ -113,6 +101,8 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "topic": ("the topic, as namespace:topic", STRING),
     "state": ("only transactions in this state", {"enum": ["in_progress", "invalid", "committed", "aborted"]}),
 }
+#: Types of answers with a schema.
+_DESCRIBED = ("application/json", "text/plain")
 _REQUEST_HEADERS = {
     "Plainsong-Reader": "the reader's name, under which its lag is shown",
     "If-None-Match": "a known ETag: 304 if it is still current",
@@ -146,10 +136,12 @@ _STATUS_HEADERS = {405: "Allow", 429: "Retry-After", 503: "Retry-After"}
 
 def description(routes: Iterable[Route[Any]], version: str) -> dict[str, Any]:
     """Return the whole document."""
+    shapes = Shapes(REQUESTS)
+    shapes.schema(ProblemFields)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         path = paths.setdefault(route.path, _path(route.path))
-        path[route.method.lower()] = _operation(route)
+        path[route.method.lower()] = _operation(route, shapes)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -161,7 +153,7 @@ def description(routes: Iterable[Route[Any]], version: str) -> dict[str, Any]:
         # The empty entry is for a daemon without authentication.
         "security": [{"token": []}, {"certificate": []}, {}],
         "components": {
-            "schemas": SCHEMAS | PRODUCER_SCHEMAS | TRANSACTION_SCHEMAS | CLUSTER_SCHEMAS | KEEPING_SCHEMAS,
+            "schemas": shapes.components,
             "securitySchemes": {
                 "token": {
                     "type": "http",
@@ -186,12 +178,12 @@ def _path(path: str) -> dict[str, Any]:
     return {"parameters": [{"name": n, "in": "path", "required": True, "schema": _NAMES[n]} for n in names]}
 
 
-def _operation(route: Route[Any]) -> dict[str, Any]:
+def _operation(route: Route[Any], shapes: Shapes) -> dict[str, Any]:
     made: dict[str, Any] = {
         "operationId": route.name,
         "tags": [route.tag],
         "summary": route.doc,
-        "responses": _responses(route),
+        "responses": _responses(route, shapes),
         "x-plainsong-verb": route.verb if isinstance(route.verb, str) else list(route.verbs),
         "x-plainsong-on": route.on,
     }
@@ -226,14 +218,14 @@ def _content(body: Body, kind: str) -> dict[str, Any]:
     return {**content, "example": body.example} if body.example is not None else content
 
 
-def _responses(route: Route[Any]) -> dict[str, Any]:
+def _responses(route: Route[Any], shapes: Shapes) -> dict[str, Any]:
     answered: dict[str, Any] = {
         "description": route.answered,
         "headers": _headers(("X-Request-Id", *route.answer_headers)),
     }
     if route.answer is not None:
         answered["content"] = {
-            kind: {"schema": route.answer} if kind in ("application/json", "text/plain") else _event_content(kind)
+            kind: {"schema": shapes.schema(route.answer)} if kind in _DESCRIBED else _event_content(kind)
             for kind in route.answer_types
         }
     responses = {str(route.success): answered}

@@ -11,6 +11,7 @@ from plainsong.protocol.errors import BY_CODE, Internal, NotFound, nearest
 
 if TYPE_CHECKING:
     from broker.http.messages import Request
+    from plainsong.protocol.answers.problems import ErrorType
 
 #: Equal to the table in docs/http.md; a test compares them.
 WHAT_TO_DO = {
@@ -118,13 +119,12 @@ class Problems:
         if "text/" in accepted and "application/json" not in accepted:
             text = f"{status} {code}\n{kind.title}\n\nOutcome: {kind.outcome}\nWhat to do: {what_to_do}\n"
             return Answer(200, text.encode(), "text/plain; charset=utf-8")
-        return json_answer(
-            {
-                "type": f"/errors/{code}",
-                "code": code,
-                "title": kind.title,
-                "status": status,
-                "outcome": kind.outcome,
-                "whatToDo": what_to_do,
-            }
-        )
+        shown: ErrorType = {
+            "type": f"/errors/{code}",
+            "code": code,
+            "title": kind.title,
+            "status": status,
+            "outcome": kind.outcome,
+            "whatToDo": what_to_do,
+        }
+        return json_answer(shown)

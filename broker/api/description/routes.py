@@ -6,8 +6,9 @@ from typing import Any
 
 from broker.api.description.asyncapi import AsyncApi
 from broker.api.description.problems import Problems
-from broker.api.schemas import ANY, ref
+from broker.api.schemas import ANY
 from broker.http.route import JSON_TYPE, Route
+from plainsong.protocol.answers.problems import ErrorType
 
 ROUTES: tuple[Route[Any], ...] = (
     Route(
@@ -20,7 +21,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="name",
         tag="daemon",
         doc="Explain an error code and what to do about it, as JSON or text; the type of a problem is this path.",
-        answer=ref("ErrorType"),
+        answer=ErrorType,
         answer_types=(JSON_TYPE, "text/plain"),
         errors=(*ANY, "not_found"),
     ),
@@ -35,7 +36,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="daemon",
         doc="The topics that the caller may see, up to 1000, as channels of AsyncAPI 3.0.",
         parameters=("match",),
-        answer={"type": "object"},
+        answer=dict[str, Any],
         errors=(*ANY, "storage_failed"),
     ),
 )

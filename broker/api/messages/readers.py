@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from actors.directory import Directory
     from broker.http.messages import Request
+    from plainsong.protocol.answers.messages import ReaderRow
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import ReaderView
 
@@ -137,12 +138,12 @@ class Readers:
         await self.directory.ask(name, RemoveReader(reader, dry_run))
         return change_answer("reader.delete", f"{name}/{reader}", before, None) if dry_run else Answer(200)
 
-    async def _find(self, name: TopicName, reader: str) -> dict[str, object] | None:
+    async def _find(self, name: TopicName, reader: str) -> ReaderRow | None:
         """Return the current reader; None if it does not exist. Raises TopicNotFound."""
         found = await self.directory.ask(name, ListReaders())
         return next((self._shown(view) for view in found if view.name == reader), None)
 
-    def _shown(self, view: ReaderView) -> dict[str, object]:
+    def _shown(self, view: ReaderView) -> ReaderRow:
         return {
             "name": view.name,
             "position": view.reader.position.hex(),

@@ -22,15 +22,22 @@ from broker.api.schemas import (
     EXAMPLE_POINTER,
     LOOK,
     READS,
-    STRING,
     VIEWS,
     WRITES,
-    array,
     record,
     ref,
 )
 from broker.http.messages import EVENT_STREAM
 from broker.http.route import JSON_TYPE, Body, Route
+from plainsong.protocol.answers.messages import (
+    ManyPages,
+    MessageFields,
+    PublishResponseFields,
+    ReaderRow,
+    ReceiptFields,
+    ShownMessage,
+)
+from plainsong.protocol.answers.topics import ChangeReport
 from plainsong.protocol.codec.cloud_events import BATCH_TYPE, EVENT_TYPE
 
 AVRO_TYPE = "avro/binary"
@@ -77,7 +84,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Copy damaged rows unchanged to a file and take them out of the topic, so that readers get past them.",
         parameters=("dryRun",),
         body=Body(record("from to", **{"from": ref("MessageId"), "to": ref("MessageId")})),
-        answer=ref("Change"),
+        answer=ChangeReport,
         errors=(
             *WRITES,
             *BODY,
@@ -113,7 +120,7 @@ ROUTES: tuple[Route[Any], ...] = (
         ),
         answered="done; the body is empty unless the request names a write pointer or a producer, or prefers "
         "return=representation",
-        answer={"anyOf": [ref("PublishResponse"), ref("Receipt")]},
+        answer=PublishResponseFields | ReceiptFields,
         answer_types=(JSON_TYPE, AVRO_TYPE),
         answer_headers=(*_VERDICT_HEADERS, "Plainsong-Generation"),
         errors=(*WRITES, *BODY, *_UNDER, *_STORES, *_PRODUCES, "partial_duplicate"),
@@ -187,7 +194,7 @@ ROUTES: tuple[Route[Any], ...] = (
             types=(JSON_TYPE, AVRO_TYPE),
             example={"startFrom": _ID, "inclusive": False, "limit": 1000, "waitMs": 30000},
         ),
-        answer=array(ref("Message")),
+        answer=list[MessageFields],
         answer_types=(JSON_TYPE, AVRO_TYPE, FRAMES_TYPE, BATCH_TYPE),
         answer_headers=(*_POSITION_HEADERS, *_HELD_HEADERS),
         errors=(*READS, *BODY, *VIEWS, *BAD_POSITION, *AS_OF),
@@ -206,7 +213,7 @@ ROUTES: tuple[Route[Any], ...] = (
         "now on.",
         parameters=("from", "isolation", "payload", "limit"),
         headers=("Last-Event-ID",),
-        answer=STRING,
+        answer=str,
         answer_types=(EVENT_STREAM,),
         errors=(*READS, "invalid_message_id", "transactions_unavailable"),
     ),
@@ -222,7 +229,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="looking",
         doc="Look at messages without consuming them, damaged ones included.",
         parameters=("from", "to", "limit", "payload", "longs", "payloadBytes", "order", "filter"),
-        answer=array(ref("ShownMessage")),
+        answer=list[ShownMessage],
         answer_headers=(*_POSITION_HEADERS, "Plainsong-Scanned"),
         errors=(*READS, "invalid_message_id"),
     ),
@@ -238,7 +245,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="looking",
         doc="Return one complete message; with Accept: application/octet-stream, only its payload.",
         parameters=("payload", "longs"),
-        answer=ref("ShownMessage"),
+        answer=ShownMessage,
         answer_types=(JSON_TYPE, "application/octet-stream"),
         errors=(*READS, "invalid_message_id", "not_found"),
     ),
@@ -266,7 +273,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="topic",
         tag="readers",
         doc="All readers.",
-        answer=array(ref("Reader")),
+        answer=list[ReaderRow],
         errors=READS,
     ),
     Route(
@@ -280,7 +287,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="topic",
         tag="readers",
         doc="A reader.",
-        answer=ref("Reader"),
+        answer=ReaderRow,
         errors=(*READS, "not_found"),
     ),
     Route(
@@ -296,7 +303,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Save a reader's position; with expected, only if that is its current position.",
         parameters=("dryRun",),
         body=Body(ref("ReaderPosition"), example={"position": _ID, "expected": None}),
-        answer={"anyOf": [ref("Reader"), ref("Change")]},
+        answer=ReaderRow | ChangeReport,
         errors=(*WRITES, *BODY, *BAD_POSITION, "position_changed", "generation_changed", "quota_exceeded"),
     ),
     Route(
@@ -311,7 +318,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="readers",
         doc="Delete a reader's position.",
         parameters=("dryRun",),
-        answer=ref("Change"),
+        answer=ChangeReport,
         errors=(*WRITES, "not_found"),
     ),
     Route(
@@ -333,7 +340,7 @@ ROUTES: tuple[Route[Any], ...] = (
             max_bytes=POLL_MANY_BODY_BYTES,
             example={"topics": {"orders": {"startFrom": _ID, "inclusive": False}, "prices": {}}, "waitMs": 30000},
         ),
-        answer=ref("ManyAnswer"),
+        answer=ManyPages,
         errors=(*ANY, *BODY, *VIEWS, *BAD_POSITION, "invalid_name", "request_too_large"),
     ),
 )

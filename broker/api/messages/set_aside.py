@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from actors.set_aside import SetAsides, Stretch
     from broker.http.messages import Answer, Request
+    from plainsong.protocol.answers.messages import ShownMessage
     from plainsong.protocol.records import SetAside
 
 #: The header that counts rows set aside which a page passed.
@@ -84,7 +85,7 @@ def passed(stretches: Iterable[SetAside]) -> list[tuple[str, str]]:
     return [(HEADER, str(count))] if count else []
 
 
-def entry(stretch: SetAside) -> dict[str, object]:
+def entry(stretch: SetAside) -> ShownMessage:
     """Return a range as an entry among messages."""
     return {
         "state": "set-aside",

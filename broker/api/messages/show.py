@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from actors.reading import walk_rows
 from broker.api.answers import in_steps, json_answer, off_loop
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from broker.api.messages.origins import Origin
     from broker.authority import Transactions
     from broker.http.messages import Request
+    from plainsong.protocol.answers.fields import Base64Payload
+    from plainsong.protocol.answers.messages import MessageState, ShownMessage
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.records import SetAside
     from plainsong.protocol.rows import MessageRow
@@ -63,8 +65,13 @@ CLOCK_EACH = 256
 CLOCK_EACH_BYTES = 1 << 20
 OCTETS = "application/octet-stream"
 #: The rows of an aborted transaction hold readers until they are rolled back.
-_STATES = {"in_progress": "open", "committed": "committed", "aborted": "open", "invalid": "invalid"}
-_SEEN = {Verdict.DELIVER: "committed", Verdict.SKIP: "invalid", Verdict.HOLD: "open"}
+_STATES: Mapping[str, MessageState] = {
+    "in_progress": "open",
+    "committed": "committed",
+    "aborted": "open",
+    "invalid": "invalid",
+}
+_SEEN: Mapping[Verdict, MessageState] = {Verdict.DELIVER: "committed", Verdict.SKIP: "invalid", Verdict.HOLD: "open"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,7 @@ class Messages:
         except TransactionsUnavailable:
             return
 
-    def _state(self, pointer: int) -> str:
+    def _state(self, pointer: int) -> MessageState:
         """Return the state of a row's transaction, as far as this daemon knows."""
         if pointer == 0:
             return "plain"
@@ -320,14 +327,14 @@ class _Form:
     """Everything needed to render messages."""
 
     ttl_ms: int
-    states: Mapping[int, str]
+    states: Mapping[int, MessageState]
     origins: Mapping[bytes, Origin]
     as_base64: bool
     as_strings: bool
     hides: bool = False
     """True if the client may not see payloads and attributes."""
 
-    def written(self, message: _Message) -> dict[str, Any]:
+    def written(self, message: _Message) -> ShownMessage:
         """Return a message for JSON."""
         if message.damage is not None:
             return {"id": message.message_id.hex(), "state": "damaged", "detail": message.damage}
@@ -335,7 +342,7 @@ class _Form:
         expires_ms = published_ms + self.ttl_ms
         pointer = abs(message.pointer) or None
         origin = self.origins.get(message.message_id, NO_ORIGIN)
-        return {
+        shown: ShownMessage = {
             "id": message.message_id.hex(),
             "publishTimeMs": published_ms,
             "expiresMs": min(expires_ms, message.expires_ms or expires_ms),
@@ -345,12 +352,14 @@ class _Form:
             "payload": None
             if self.hides
             else _payload(message.payload, as_base64=self.as_base64, is_cut=message.cut_from is not None),
-            **({} if message.cut_from is None else {"truncated": True}),
-            "attributes": None if self.hides else message.attributes,
-            "producer": origin.producer,
-            "sequenceId": origin.sequence_id,
-            "batch": None if origin.batch is None else dict(zip(("index", "count"), origin.batch, strict=True)),
         }
+        if message.cut_from is not None:
+            shown["truncated"] = True
+        shown["attributes"] = None if self.hides else dict(message.attributes)
+        shown["producer"] = origin.producer
+        shown["sequenceId"] = origin.sequence_id
+        shown["batch"] = None if origin.batch is None else {"index": origin.batch[0], "count": origin.batch[1]}
+        return shown
 
 
 async def _answer(shown: _Shown, form: _Form) -> Answer:
@@ -370,7 +379,7 @@ async def _answer(shown: _Shown, form: _Form) -> Answer:
     return Answer(200, body, JSON.content_type, headers)
 
 
-def _pieces(entries: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+def _pieces(entries: Iterable[Mapping[str, object]]) -> Iterator[bytes]:
     """Yield a JSON list, one field of an entry at a time."""
     before = b"["
     for each in entries:
@@ -396,11 +405,11 @@ def _passed(shown: _Shown, last_id: bytes | None) -> list[SetAside]:
     return [each for each in every if not shown.cut or last_id is None or each.first + NO_PAYLOAD_PART >= last_id]
 
 
-def _with_set_aside(shown: _Shown, form: _Form, stretches: Sequence[SetAside]) -> Iterator[dict[str, Any]]:
+def _with_set_aside(shown: _Shown, form: _Form, stretches: Sequence[SetAside]) -> Iterator[ShownMessage]:
     """Yield the messages, and an entry for each range set aside, in order; each is rendered on demand."""
     if not stretches:
         return map(form.written, shown.messages)
-    every: list[tuple[str, Callable[[], dict[str, Any]]]] = [
+    every: list[tuple[str, Callable[[], ShownMessage]]] = [
         (each.message_id.hex(), partial(form.written, each)) for each in shown.messages
     ]
     every += [(shown_id(each.first), partial(entry, each)) for each in stretches]
@@ -408,7 +417,7 @@ def _with_set_aside(shown: _Shown, form: _Form, stretches: Sequence[SetAside]) -
     return (write() for _, write in every)
 
 
-def _payload(payload: bytes, *, as_base64: bool, is_cut: bool = False) -> str | dict[str, str]:
+def _payload(payload: bytes, *, as_base64: bool, is_cut: bool = False) -> str | Base64Payload:
     if not as_base64:
         try:
             # The cut may be inside a character, which is then left out.

@@ -16,6 +16,7 @@ import trio
 
 from broker.api.answers import json_answer
 from broker.http.messages import Answer, flag
+from plainsong.protocol.answers.service import EndedBackup
 from plainsong.protocol.errors import BackupRunning, InvalidParameter, NotFound
 from plainsong.protocol.names import topic_name
 from storage.backup.cut import Cut, NotListed
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from actors.observe import Clock
     from broker.config.sections import BackupConfig
     from broker.http.messages import Request
+    from plainsong.protocol.answers.service import BackupObjects, BegunBackup
     from storage.backup.cut import CutTopic, Page
     from storage.base import Store, StoreView
 
@@ -119,21 +121,20 @@ class Backups:
             self._held = held = await self._cut(around_damage=around_damage)
         finally:
             self._beginning = False
-        return json_answer(
-            {
-                "format": FORMAT,
-                "id": held.backup_id,
-                "expiresMs": self._expires_ms(),
-                "createdMs": held.cut_ms,
-                "cutMs": held.cut_ms,
-                "store": self.store.traits.kind,
-                "exact": held.view.exact,
-                "version": self.version,
-                "instances": [self.instance],
-                "topics": [each.shown() for each in held.topics],
-                "leftOut": [each.shown() for each in held.cut.left_out],
-            }
-        )
+        begun: BegunBackup = {
+            "format": FORMAT,
+            "id": held.backup_id,
+            "expiresMs": self._expires_ms(),
+            "createdMs": held.cut_ms,
+            "cutMs": held.cut_ms,
+            "store": self.store.traits.kind,
+            "exact": held.view.exact,
+            "version": self.version,
+            "instances": [self.instance],
+            "topics": [each.shown() for each in held.topics],
+            "leftOut": [each.shown() for each in held.cut.left_out],
+        }
+        return json_answer(begun)
 
     async def _cut(self, *, around_damage: bool) -> _Held:
         # Read before the view is made, so that everything acknowledged by then is in it, whatever the clock does.
@@ -164,13 +165,14 @@ class Backups:
             with _naming(about):
                 page = await self._page(held, about, after)
         self._renew(held)
-        found: dict[str, object] = {
+        found: BackupObjects = {
             "objects": [each.shown() for each in page.objects],
             "leftOut": [each.shown() for each in page.left_out],
             "next": page.next,
             "line": page.line,
+            "expiresMs": self._expires_ms(),
         }
-        return json_answer({**found, "expiresMs": self._expires_ms()})
+        return json_answer(found)
 
     async def _page(self, held: _Held, about: str, after: str | None) -> Page:
         if about == SERVICE:
@@ -218,7 +220,7 @@ class Backups:
         if complete:
             self.last_success_ms = self.clock.now_ms()
             await self._keep()
-        return json_answer({"id": request.path["backup"], "ended": True})
+        return json_answer(EndedBackup(id=request.path["backup"], ended=True))
 
     # --- the cut ---------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -13,6 +13,7 @@ from broker.api.change import change_answer
 from broker.http.messages import flag
 from broker.http.route import TRANSACTIONS
 from broker.link.flow import LinkBroken, Reply
+from plainsong.protocol.answers.service import DrainedInstance, PinnedTopic
 from plainsong.protocol.cluster import Member, Placement
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.errors import Conflict, InvalidParameter, NotFound, PlainsongError, nearest
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from broker.link.client import Links
     from broker.link.server import Call, CallHandler
     from broker.membership.membership import Membership
+    from plainsong.protocol.answers.service import ClusterView, InstanceRow, SecurityDigests, ZooKeeperState
     from plainsong.protocol.codec.json_values import Kind
     from plainsong.protocol.names import TopicName
 
@@ -35,8 +37,6 @@ ASK_TIMEOUT_S = 1.0
 #: Calls to other instances: the number of their open topics, and the digests of their security files.
 TOPICS_OPEN = "topics_open"
 SECURITY_DIGESTS = "security_digests"
-#: For each table of ``security``, the first 12 hex digits of a SHA-256.
-Digests: TypeAlias = "dict[str, str | None]"
 _PIN: Mapping[str, tuple[str, Kind]] = {"instance": ("instance", values.text)}
 
 
@@ -49,7 +49,7 @@ class ClusterRoutes:
     membership: Membership | None
     """None: there is only this instance."""
     links: Links | None
-    security: Callable[[], Digests | None] = lambda: None
+    security: Callable[[], SecurityDigests | None] = lambda: None
     """Returns the digests of this instance's security files; None if authentication is off."""
 
     async def show(self, request: Request) -> Answer:
@@ -57,7 +57,7 @@ class ClusterRoutes:
         about = request.parameters("topic").get("topic")
         ownership = self.ownership
         transactions = ownership.owner(TRANSACTIONS)
-        found: dict[str, Any] = {
+        found: ClusterView = {
             "instance": ownership.me.name,
             "address": ownership.me.address,
             "zookeeper": _zookeeper(self.membership),
@@ -79,11 +79,11 @@ class ClusterRoutes:
     def _placement(self) -> Placement:
         return Placement() if self.membership is None else self.membership.assignment.placement
 
-    async def _instances(self) -> list[dict[str, object]]:
+    async def _instances(self) -> list[InstanceRow]:
         members = self._members()
         drained = self._placement().drained
         opened: dict[str, int] = {}
-        digests: dict[str, Digests] = {}
+        digests: dict[str, SecurityDigests] = {}
         async with trio.open_nursery() as nursery:
             for member in members:
                 nursery.start_soon(self._count_topics, member, opened)
@@ -116,7 +116,7 @@ class ClusterRoutes:
         if count is not None:
             opened[member.name] = int(count)
 
-    async def _ask_digests(self, member: Member, digests: dict[str, Digests]) -> None:
+    async def _ask_digests(self, member: Member, digests: dict[str, SecurityDigests]) -> None:
         """Add the digests of an instance's security files, unless it has none or does not answer."""
         found = self.security() if member.name == self.ownership.me.name else await self._ask(member, SECURITY_DIGESTS)
         if found is not None:
@@ -169,7 +169,7 @@ class ClusterRoutes:
         request.parameters()
         membership, name = self._cluster(), instance_name(request.path["instance"])
         await membership.change_placement(partial(Placement.with_drained, instance=name, drained=False))
-        return json_answer({"instance": name, "drained": False})
+        return json_answer(DrainedInstance(instance=name, drained=False))
 
     async def pin(self, request: Request) -> Answer:
         """Pin a topic to an instance, while that is a member. Raises InvalidParameter, Conflict, ClusterUnavailable."""
@@ -181,14 +181,14 @@ class ClusterRoutes:
                 f"there is no instance {to}" if to else "say which instance", hint=nearest(str(to), known)
             )
         await membership.change_placement(partial(Placement.pinned, name=name, instance=to))
-        return json_answer({"topic": str(name), "instance": to})
+        return json_answer(PinnedTopic(topic=str(name), instance=to))
 
     async def unpin(self, request: Request) -> Answer:
         """Remove a topic's pin, if any; placement is automatic again. Raises Conflict, ClusterUnavailable."""
         request.parameters()
         name = request.name
         await self._cluster().change_placement(partial(Placement.unpinned, name=name))
-        return json_answer({"topic": str(name), "instance": None})
+        return json_answer(PinnedTopic(topic=str(name), instance=None))
 
     def _cluster(self) -> Membership:
         if self.membership is None:
@@ -201,7 +201,7 @@ class ClusterRoutes:
         return [member.name for member in self._members()]
 
 
-def _zookeeper(membership: Membership | None) -> dict[str, object] | None:
+def _zookeeper(membership: Membership | None) -> ZooKeeperState | None:
     if membership is None:
         return None
     return {"connected": membership.connected, "since": membership.since_ms}
@@ -223,7 +223,7 @@ def topics_open_handler(directory: Directory) -> CallHandler:
     return answer
 
 
-def security_digests_handler(security: Callable[[], Digests | None]) -> CallHandler:
+def security_digests_handler(security: Callable[[], SecurityDigests | None]) -> CallHandler:
     """Return the handler for an instance that compares security files."""
 
     async def answer(call: Call) -> Reply:

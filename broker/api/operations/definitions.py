@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from actors.namespaces import Namespaces
     from broker.http.messages import Handler, Request
     from broker.membership.membership import Membership
+    from plainsong.protocol.answers.service import DefinitionsDocument
     from storage.base import Row, Store
 
 FORMAT = 1
@@ -56,9 +57,14 @@ class Document:
     topics: dict[str, dict[str, Any]] = field(default_factory=dict)
     pins: dict[str, str] = field(default_factory=dict)
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> DefinitionsDocument:
         """Return the document for JSON, sorted by name."""
-        return {"format": FORMAT, **{part: dict(sorted(getattr(self, part).items())) for part in _PARTS}}
+        return {
+            "format": FORMAT,
+            "namespaces": dict(sorted(self.namespaces.items())),
+            "topics": dict(sorted(self.topics.items())),
+            "pins": dict(sorted(self.pins.items())),
+        }
 
 
 class Step(NamedTuple):
@@ -206,7 +212,7 @@ class Definitions:
         for name, properties in parts["namespaces"].items():
             checked = self.namespaces.checked(properties)
             if checked != _NO_PROPERTIES:
-                wanted.namespaces[namespace_name(name)] = checked
+                wanted.namespaces[namespace_name(name)] = {**checked}
         for name, properties in parts["topics"].items():
             parsed = parse_properties(properties, default_ttl_s=self.default_ttl_s)
             wanted.topics[str(_topic(name))] = dict(parsed.stored())

@@ -11,6 +11,7 @@ from broker.finding import shown_bytes
 from broker.http.messages import Answer, answer_for, status_of
 from broker.metrics import VARY_ACCEPT
 from broker.security.tokens import time_text
+from plainsong.protocol.answers.service import DaemonVersion, Liveness, Readiness
 from plainsong.protocol.errors import LowSpace, NoOwner, Overloaded, Recovering, ShuttingDown, TransactionsUnavailable
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from broker.link.client import Links
     from broker.membership.membership import Membership
     from broker.metrics import Metrics
+    from plainsong.protocol.answers.service import ClusterHealth, ReadinessReason, TransactionsHealth, Whoami
     from plainsong.protocol.errors import PlainsongError
 
 #: Topics that cannot be loaded and are named in an answer; the rest is only counted.
@@ -63,7 +65,7 @@ class Health:
 
     async def livez(self, request: Request) -> Answer:
         """Answer whenever the event loop runs."""
-        return json_answer({"alive": True})
+        return json_answer(Liveness(alive=True))
 
     async def describe(self, request: Request) -> Answer:
         """Answer with the OpenAPI document of this version."""
@@ -78,29 +80,29 @@ class Health:
         found = self._reasons()
         if not request.rights.on_service("inspect"):
             return self._status_alone(found)
-        shown: dict[str, object] = {"transactions": self._transactions()}
+        reasons: list[ReadinessReason] = [{"code": error.code, "detail": error.detail} for error in found]
+        shown: Readiness = {"ready": not found, "reasons": reasons, "transactions": self._transactions()}
         if (stale := self.security()) is not None:
             shown["security"] = stale
         if self.membership is not None:
             shown["cluster"] = _cluster(self.membership, self.links)
         if not found:
-            return json_answer({"ready": True, "reasons": [], **shown})
+            return json_answer(shown)
         answer = answer_for(found[0])
         assert isinstance(answer.body, bytes)  # problems always are
-        reasons = [{"code": error.code, "detail": error.detail} for error in found]
-        answer.body = json.dumps({**json.loads(answer.body), "ready": False, "reasons": reasons, **shown}).encode()
+        answer.body = json.dumps({**json.loads(answer.body), **shown}).encode()
         return answer
 
     @staticmethod
     def _status_alone(found: list[PlainsongError]) -> Answer:
         """Return the part of the answer that needs no authentication."""
-        answer = json_answer({"ready": not found})
+        answer = json_answer(Readiness(ready=not found))
         if found:
             answer.status = status_of(found[0])
             answer.headers.append(("Retry-After", str(found[0].retry_after_s or 1)))
         return answer
 
-    def _transactions(self) -> dict[str, object]:
+    def _transactions(self) -> TransactionsHealth:
         """Return the transaction service, and why committed polls are refused now, if they are."""
         why = None
         try:
@@ -166,25 +168,23 @@ class Health:
         """Answer with the client's own name, how it was proved, and its grants."""
         request.parameters()
         who = request.who
-        return json_answer(
-            {
-                "name": who.name,
-                "via": who.via,
-                "credential": who.credential or None,
-                "expires": time_text(who.expires_ms),
-                "groups": sorted({*who.groups, *self.groups_of(who.name)}),
-                "grants": [
-                    {"verbs": list(grant.verbs), "on": [str(pattern) for pattern in grant.on]}
-                    for grant in request.rights.grants
-                ],
-            }
-        )
+        assert who.via != "thrift"  # this is HTTP
+        shown: Whoami = {
+            "name": who.name,
+            "via": who.via,
+            "credential": who.credential or None,
+            "expires": time_text(who.expires_ms),
+            "groups": sorted({*who.groups, *self.groups_of(who.name)}),
+            "grants": [
+                {"verbs": list(grant.verbs), "on": [str(pattern) for pattern in grant.on]}
+                for grant in request.rights.grants
+            ],
+        }
+        return json_answer(shown)
 
     async def show_version(self, request: Request) -> Answer:
         """Answer with the running version, the API versions and the store."""
-        return json_answer(
-            {"version": self.version, "api": "v1", "avro": [1, 2], "store": self.store_kind},
-        )
+        return json_answer(DaemonVersion(version=self.version, api="v1", avro=[1, 2], store=self.store_kind))
 
     async def show_metrics(self, request: Request) -> Answer:
         """Answer with all metrics, as Prometheus text, or OpenMetrics if the client accepts it."""
@@ -192,7 +192,7 @@ class Health:
         return Answer(200, body, content_type, [VARY_ACCEPT])
 
 
-def _cluster(membership: Membership, links: Links | None) -> dict[str, object]:
+def _cluster(membership: Membership, links: Links | None) -> ClusterHealth:
     """Return this instance's place in the cluster, and the instances it failed to reach."""
     lost = {} if links is None else links.unreachable
     return {

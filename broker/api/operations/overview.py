@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from heapq import nlargest, nsmallest
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import trio
 
@@ -32,6 +32,7 @@ from broker.catalogue import in_pieces
 from broker.http.handlers import answer_of
 from broker.http.messages import PING, PING_S, flag, one_of, whole_number
 from broker.metrics import MINUTES, WINDOW_S
+from plainsong.protocol.answers.topics import DeletedTopics, TopicPage
 from plainsong.protocol.errors import InvalidParameter, PlainsongError, nearest
 from plainsong.protocol.names import TopicName, namespace_name
 from plainsong.protocol.topic.asks import Describe
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from broker.finding import Finding
     from broker.http.messages import Answer, Handler, Request
     from broker.metrics import Rates
+    from plainsong.protocol.answers.service import FindingRow
+    from plainsong.protocol.answers.topics import DeletedTopic, History, TopicColumn
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -70,10 +73,7 @@ NO_CLIENT = "unknown"
 _OPEN_QUERY = f"state=in_progress&longs=string&limit={MAX_OPEN}"
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 500
-Column: TypeAlias = Literal[
-    "name", "messages", "bytes", "oldestAgeMs", "publishPerSecond", "pollPerSecond", "hiddenMessages"
-]
-_KEYS: dict[Column, Callable[[Row], float]] = {
+_KEYS: dict[TopicColumn, Callable[[Row], float]] = {
     "name": lambda row: 0,
     "messages": lambda row: row[1].messages,
     "bytes": lambda row: row[1].bytes,
@@ -129,7 +129,7 @@ class Overview:
         limit = whole_number(parameters, "limit")
         if limit is not None and not 1 <= limit <= MAX_LIMIT:
             raise InvalidParameter(f"limit is {limit}", hint=f"use 1 to {MAX_LIMIT}")
-        column = cast("Column", one_of(parameters, "sort", list(_KEYS), "name"))
+        column = cast("TopicColumn", one_of(parameters, "sort", list(_KEYS), "name"))
         descending = one_of(parameters, "order", ("asc", "desc"), "asc") == "desc"
         after = _cursor(parameters["after"]) if "after" in parameters else None
         namespace = namespace_name(parameters["namespace"]) if "namespace" in parameters else None
@@ -150,7 +150,7 @@ class Overview:
         chosen, following = page.rows()
         now_ms = self.clock.now_ms()
         shown = [figures.shown(name, self.catalogue.owner(name), now_ms) for name, figures in chosen]
-        return json_answer({"topics": shown, "total": page.total, "next": following})
+        return json_answer(TopicPage(topics=shown, total=page.total, next=following))
 
     async def _deleted(self, request: Request, namespace: str | None, text: str, limit: int) -> Answer:
         """Answer with deleted topics, latest deletion first."""
@@ -160,18 +160,18 @@ class Overview:
             if (not text or text in f"{name}".lower()) and self.sees(request, name)
         ]
         gone.sort(key=lambda each: -(each[1].deleted_ms or 0))
-        shown = [
+        shown: list[DeletedTopic] = [
             {"namespace": name.namespace, **await self.catalogue.shown_deleted(name, metadata, self.delete_grace_ms)}
             for name, metadata in gone[:limit]
         ]
-        return json_answer({"topics": shown, "total": len(gone), "next": None})
+        return json_answer(DeletedTopics(topics=shown, total=len(gone), next=None))
 
     async def needs(self, request: Request) -> Answer:
         """Answer with what needs attention, worst first."""
         request.parameters()
         return json_answer(await self._named(request, self._visible(request, await self.attention.findings())))
 
-    async def _named(self, request: Request, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def _named(self, request: Request, found: list[FindingRow]) -> list[FindingRow]:
         """Add the client ids of transactions that hold readers, if the request may see them."""
         held = [each for each in found if each["kind"] == "held-reader"]
         if not held or not self.sees_service(request):
@@ -188,7 +188,7 @@ class Overview:
                 each["text"] = f"{start} {pointer} of {client} {rest}"
         return found
 
-    def _visible(self, request: Request, findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    def _visible(self, request: Request, findings: Iterable[Finding]) -> list[FindingRow]:
         def may_see(finding: Finding) -> bool:
             if not finding.topic:
                 return self.sees_service(request)
@@ -207,15 +207,14 @@ class Overview:
         step_ms = round(WINDOW_S * 1000)
         begun_ms = self.clock.now_ms() - round(now_s % WINDOW_S * 1000)
         published, polled = self.rates.publishing.history(name, now_s), self.rates.polling.history(name, now_s)
-        return json_answer(
-            {
-                "stepMs": step_ms,
-                "fromMs": begun_ms - (MINUTES - 1) * step_ms,
-                "published": [each.messages for each in published],
-                "polled": [each.messages for each in polled],
-                "bytes": [each.bytes for each in published],
-            }
-        )
+        found: History = {
+            "stepMs": step_ms,
+            "fromMs": begun_ms - (MINUTES - 1) * step_ms,
+            "published": [each.messages for each in published],
+            "polled": [each.messages for each in polled],
+            "bytes": [each.bytes for each in published],
+        }
+        return json_answer(found)
 
     # --- events -------------------------------------------------------------------------------------
 
@@ -343,7 +342,7 @@ class _Page:
     Adding a piece takes time for its own size only, so that many topics do not block other requests.
     """
 
-    def __init__(self, column: Column, after: tuple[float, str] | None, limit: int, *, descending: bool) -> None:
+    def __init__(self, column: TopicColumn, after: tuple[float, str] | None, limit: int, *, descending: bool) -> None:
         self.total = 0
         self._key = _KEYS[column]
         self._sign = -1 if descending else 1

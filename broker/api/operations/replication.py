@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker.api.answers import json_answer
+from plainsong.protocol.answers.service import ReplicationState
 
 if TYPE_CHECKING:
     from actors.second_copy import SecondCopy
@@ -25,24 +26,20 @@ class Replication:
         request.parameters()
         status = None if self.copy is None else self.copy.status
         if status is None:
-            names = (
-                "to mode epoch lastCommit countedCommit lagCommits lagBytes lagMs uploadedMs error baseCommit baseMs"
-            )
-            return json_answer({"role": "none", **dict.fromkeys(names.split())})
-        return json_answer(
-            {
-                "role": "primary",
-                "to": self.to,
-                "mode": "async",
-                "epoch": status.epoch,
-                "lastCommit": status.last,
-                "countedCommit": status.counted,
-                "lagCommits": status.lag_commits,
-                "lagBytes": status.lag_bytes,
-                "lagMs": round(status.lag_s * 1000),
-                "uploadedMs": status.uploaded_ms,
-                "error": status.error or None,
-                "baseCommit": status.base,
-                "baseMs": None if status.base is None else status.base_ms,
-            }
-        )
+            return json_answer({"role": "none", **dict.fromkeys([*ReplicationState.__annotations__][1:])})
+        shown: ReplicationState = {
+            "role": "primary",
+            "to": self.to,
+            "mode": "async",
+            "epoch": status.epoch,
+            "lastCommit": status.last,
+            "countedCommit": status.counted,
+            "lagCommits": status.lag_commits,
+            "lagBytes": status.lag_bytes,
+            "lagMs": round(status.lag_s * 1000),
+            "uploadedMs": status.uploaded_ms,
+            "error": status.error or None,
+            "baseCommit": status.base,
+            "baseMs": None if status.base is None else status.base_ms,
+        }
+        return json_answer(shown)

@@ -15,9 +15,27 @@ from broker.api.operations.overview import Overview
 from broker.api.operations.replication import Replication
 from broker.api.operations.scrub import ScrubRoutes
 from broker.api.paths import BACKUP, BACKUPS, CLUSTER, DEFINITIONS, DRAIN, PIN, SCRUB, TOPIC
-from broker.api.schemas import ANY, BODY, BOOLEAN, LOOK, READS, STRING, WRITES, array, record, ref
+from broker.api.schemas import ANY, BODY, LOOK, READS, STRING, WRITES, record, ref
 from broker.http.messages import EVENT_STREAM
 from broker.http.route import JSON_TYPE, Body, Route
+from plainsong.protocol.answers.service import (
+    BackupObjects,
+    BegunBackup,
+    ClusterView,
+    DaemonVersion,
+    DefinitionsDocument,
+    DrainedInstance,
+    EndedBackup,
+    FindingRow,
+    Liveness,
+    PinnedTopic,
+    Readiness,
+    ReplicationState,
+    ScrubState,
+    StartedScrub,
+    Whoami,
+)
+from plainsong.protocol.answers.topics import DeletedTopics, DrainReport, History, ImportReport, TopicPage
 
 #: Changes of the placement of topics.
 _CHANGES = (*ANY, "invalid_name", "conflict", "cluster_unavailable")
@@ -34,7 +52,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="topic",
         tag="looking",
         doc="Count the messages published and read in each of the last sixty minutes.",
-        answer=ref("History"),
+        answer=History,
         errors=READS,
     ),
     Route(
@@ -48,7 +66,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="looking",
         doc="List the topics of all namespaces with their statistics, sorted by any column, in pages; opens no topic.",
         parameters=("q", "namespace", "sort", "order", "limit", "after", "deleted"),
-        answer={"anyOf": [ref("TopicPage"), ref("DeletedTopics")]},
+        answer=TopicPage | DeletedTopics,
         errors=(*ANY, "invalid_name", "storage_failed"),
     ),
     Route(
@@ -61,7 +79,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="name",
         tag="looking",
         doc="List what needs an operator's attention, worst first.",
-        answer=array(ref("Finding")),
+        answer=list[FindingRow],
         errors=ANY,
     ),
     Route(
@@ -74,7 +92,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="service",
         tag="looking",
         doc="The second copy of the store: its last commit and its lag.",
-        answer=ref("Replication"),
+        answer=ReplicationState,
         errors=ANY,
     ),
     Route(
@@ -90,7 +108,7 @@ ROUTES: tuple[Route[Any], ...] = (
         "then changes, with at most one event of each kind per second.",
         parameters=("topics", "kinds"),
         headers=("Last-Event-ID",),
-        answer=STRING,
+        answer=str,
         answer_types=(EVENT_STREAM,),
         errors=(*ANY, "invalid_name"),
     ),
@@ -105,7 +123,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="cluster",
         doc="List the instances and pins, as this instance sees them.",
         parameters=("topic",),
-        answer=ref("Cluster"),
+        answer=ClusterView,
         errors=(*ANY, "invalid_name"),
     ),
     Route(
@@ -119,7 +137,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="cluster",
         doc="Drain an instance: move all its topics to the others.",
         parameters=("dryRun",),
-        answer=ref("Change"),
+        answer=DrainReport,
         errors=(*_CHANGES, "not_found"),
     ),
     Route(
@@ -132,7 +150,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="service",
         tag="cluster",
         doc="End a drain: give the instance its share of the topics again.",
-        answer=ref("Drained"),
+        answer=DrainedInstance,
         errors=_CHANGES,
     ),
     Route(
@@ -146,7 +164,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="cluster",
         doc="Pin a topic to an instance, while that instance is available.",
         body=Body(record("instance", instance=STRING)),
-        answer=ref("Pinned"),
+        answer=PinnedTopic,
         errors=(*_CHANGES, *BODY, "unknown_field"),
     ),
     Route(
@@ -159,7 +177,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="service",
         tag="cluster",
         doc="Remove the pin; placement is automatic again.",
-        answer=ref("Pinned"),
+        answer=PinnedTopic,
         errors=_CHANGES,
     ),
     Route(
@@ -174,7 +192,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Begin a backup: hold a cut of the store; one at a time.",
         parameters=("withoutDamaged",),
         body=Body(),
-        answer=ref("BegunBackup"),
+        answer=BegunBackup,
         errors=(*ANY, "backup_running", "storage_failed"),
     ),
     Route(
@@ -188,7 +206,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="keeping",
         doc="List the objects in the cut, by digest: those of a topic, of the transaction service, or of no topic.",
         parameters=("topic", "after"),
-        answer=ref("BackupObjects"),
+        answer=BackupObjects,
         errors=(*ANY, "invalid_name", "not_found", "storage_failed"),
     ),
     Route(
@@ -201,7 +219,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="service",
         tag="keeping",
         doc="Return the bytes of a listed object.",
-        answer={"type": "string", "format": "binary"},
+        answer=bytes,
         answer_types=("application/octet-stream",),
         errors=(*ANY, "not_found", "storage_failed"),
     ),
@@ -216,7 +234,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="keeping",
         doc="End a backup: release the cut.",
         parameters=("complete",),
-        answer=record("id ended", id=STRING, ended=BOOLEAN),
+        answer=EndedBackup,
         errors=(*ANY, "not_found", "storage_failed"),
     ),
     Route(
@@ -229,7 +247,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="service",
         tag="keeping",
         doc="Export the properties of all namespaces and topics, and the pins, as one document.",
-        answer=ref("Definitions"),
+        answer=DefinitionsDocument,
         errors=(*ANY, "storage_failed"),
     ),
     Route(
@@ -252,7 +270,7 @@ ROUTES: tuple[Route[Any], ...] = (
             types=(JSON_TYPE, TOML_TYPE),
             example={"format": 1, "topics": {"ns:x": {"ttl": 3600}}},
         ),
-        answer=ref("Change"),
+        answer=ImportReport,
         errors=(
             *WRITES,
             *BODY,
@@ -270,7 +288,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="keeping",
         doc="Start a scrub: read and parse every row of this instance, at a bounded rate.",
         body=Body(),
-        answer=ref("StartedScrub"),
+        answer=StartedScrub,
         errors=ANY,
     ),
     Route(
@@ -283,7 +301,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="service",
         tag="keeping",
         doc="Show the progress of this instance's scrub, and the damaged rows it found.",
-        answer=ref("Scrub"),
+        answer=ScrubState,
         errors=ANY,
     ),
     Route(
@@ -296,7 +314,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="nobody",
         tag="daemon",
         doc="OK.",
-        answer=STRING,
+        answer=str,
         answer_types=("text/plain",),
     ),
     Route(
@@ -309,7 +327,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="nobody",
         tag="daemon",
         doc="Check that the daemon is alive.",
-        answer={"type": "object"},
+        answer=Liveness,
     ),
     Route(
         "readyz",
@@ -321,7 +339,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="nobody",
         tag="daemon",
         doc="Check that the daemon serves everything; if not, the problem lists the reasons.",
-        answer={"type": "object"},
+        answer=Readiness,
         errors=("shutting_down", "low_space", "recovering"),
     ),
     Route(
@@ -334,7 +352,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="service",
         tag="daemon",
         doc="Metrics for Prometheus, in its text format, or in OpenMetrics if the client accepts that.",
-        answer=STRING,
+        answer=str,
         answer_types=("text/plain", "application/openmetrics-text"),
     ),
     Route(
@@ -347,7 +365,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="service",
         tag="daemon",
         doc="Show the version that is running.",
-        answer={"type": "object"},
+        answer=DaemonVersion,
     ),
     Route(
         "console",
@@ -359,7 +377,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="nobody",
         tag="daemon",
         doc="The start page of the console.",
-        answer=STRING,
+        answer=str,
         answer_types=("text/html",),
         headers=("If-None-Match",),
         answer_headers=("ETag",),
@@ -405,7 +423,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="nobody",
         tag="daemon",
         doc="A page or a file of the console.",
-        answer=STRING,
+        answer=str,
         answer_types=("text/html", "text/css", "text/javascript"),
         headers=("If-None-Match",),
         answer_headers=("ETag",),
@@ -421,7 +439,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="name",
         tag="daemon",
         doc="Show the caller's name and its grants.",
-        answer=ref("Whoami"),
+        answer=Whoami,
         errors=ANY,
     ),
     Route(
@@ -434,7 +452,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="name",
         tag="daemon",
         doc="This description.",
-        answer={"type": "object"},
+        answer=dict[str, Any],
     ),
     Route(
         "security_txt",
@@ -446,7 +464,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="nobody",
         tag="daemon",
         doc="Contact for reporting a vulnerability (RFC 9116), if security.contact is set.",
-        answer=STRING,
+        answer=str,
         answer_types=("text/plain",),
         errors=(*ANY, "not_found"),
     ),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from actors.scrub import Scrub, ScrubFinding
     from broker.http.messages import Answer, Request
+    from plainsong.protocol.answers.service import StartedScrub
 
 #: Damaged places that are listed individually in ``attention``; the rest is counted.
 MAX_REPORTED = 10
@@ -31,7 +32,8 @@ class ScrubRoutes:
         request.parameters()
         started = self.scrub.start_now()
         await trio.lowlevel.checkpoint()
-        return json_answer({"started": started, **self.scrub.report.shown()})
+        answer: StartedScrub = {"started": started, **self.scrub.report.shown()}
+        return json_answer(answer)
 
     async def show(self, request: Request) -> Answer:
         """Answer with the progress of the current round, or the findings of the last one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from actors.chain import MAX_ENTRIES, read_part
 from broker.api.answers import json_answer, off_loop
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from actors.observe import Clock
     from broker.config.config import Config
     from broker.http.messages import Request
+    from plainsong.protocol.answers.topics import ChainedMessage, ChainHeadFields, ChainPage, HeadSignature, SignedHead
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import ChainView
     from plainsong.protocol.topic.chain import ChainedRow
@@ -49,9 +50,10 @@ class Chains:
         request.parameters()
         view = await self.directory.ask(request.name, DescribeChain())
         head = _head(request.name, view)
-        return json_answer({**head, "signature": self._signature(request.name, head)})
+        signed: SignedHead = {**head, "signature": self._signature(request.name, head)}
+        return json_answer(signed)
 
-    def _signature(self, name: TopicName, head: dict[str, Any]) -> dict[str, Any] | None:
+    def _signature(self, name: TopicName, head: ChainHeadFields) -> HeadSignature | None:
         if not self.secrets:
             return None
         now_s = self.clock.now_ms() // 1000
@@ -93,7 +95,7 @@ class Chains:
         return Answer(200, body, JSON_TYPE)
 
 
-def _head(name: TopicName, view: ChainView) -> dict[str, Any]:
+def _head(name: TopicName, view: ChainView) -> ChainHeadFields:
     return {
         "topic": str(name),
         "generation": view.generation,
@@ -105,7 +107,7 @@ def _head(name: TopicName, view: ChainView) -> dict[str, Any]:
 
 
 def _encoded(name: TopicName, part: ChainPart) -> bytes:
-    shown = {
+    shown: ChainPage = {
         "head": _head(name, part.view),
         "entries": [{"id": shown_id(position), "base64": _base64(value)} for position, value in part.entries],
         "messages": [_message(row) for row in part.rows],
@@ -117,10 +119,10 @@ def _encoded(name: TopicName, part: ChainPart) -> bytes:
     return compact(shown).encode()
 
 
-def _message(row: ChainedRow | StoredRow) -> dict[str, Any]:
+def _message(row: ChainedRow | StoredRow) -> ChainedMessage:
     if isinstance(row, StoredRow):
         return {"id": row.id.hex(), "base64": None, "row": _base64(row.value)}
-    shown: dict[str, Any] = {"id": shown_id(row.position), "base64": None}
+    shown: ChainedMessage = {"id": shown_id(row.position), "base64": None}
     if row.stored is not None:
         shown["row"] = _base64(row.value)
     if row.item is not None:

@@ -12,15 +12,16 @@ from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import FIRST_BOUND, bound_at, unpack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import items_in
-from plainsong.protocol.topic.asks import ListPointers, ListProducers, ListReaders, TopicStats
+from plainsong.protocol.topic.asks import ListPointers, ListProducers, ListReaders, StatsView
 from storage.base import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from actors.directory import Directory
     from actors.pages import Pages
     from broker.http.messages import Answer
+    from plainsong.protocol.answers.topics import MessageCount
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.records import Metadata
     from plainsong.protocol.topic.asks import Create, Remove, SetProperties, TopicChange, Undelete
@@ -118,7 +119,9 @@ class TopicChanges:
             etag=change.before.etag,
         )
 
-    async def undelete(self, name: TopicName, ask: Undelete, shown: Callable[[Metadata], dict[str, Any]]) -> Answer:
+    async def undelete(
+        self, name: TopicName, ask: Undelete, shown: Callable[[Metadata], Mapping[str, object]]
+    ) -> Answer:
         """Raises TopicExists, TopicNotFound, PartlyCleaned, PreconditionFailed: nothing happened."""
         change = await self.directory.ask(name, ask)
         effect: dict[str, Any] = {}
@@ -146,14 +149,14 @@ class TopicChanges:
             return [_not_counted(name, error, dry_run=dry_run)]
         return []
 
-    async def _messages(self, name: TopicName, found: TopicStats) -> dict[str, object]:
+    async def _messages(self, name: TopicName, found: StatsView) -> MessageCount:
         """Count the messages of a span; exact if few enough to read them."""
         span = found.span
         if span.start >= span.until:
-            return dict(NOTHING)
+            return NOTHING
         count = await count_from(self.store, found, FIRST_BOUND)
         if not count.messages:
-            return dict(NOTHING)
+            return NOTHING
         page = await self.pages.read(name, span, limit=1, max_bytes=1)
         first = next((each for part in page.parts for each, _ in items_in(part)), None)
         last = await newest_from(self.store, span)
@@ -181,7 +184,7 @@ def _properties(metadata: Metadata) -> dict[str, str]:
     return shown
 
 
-def _until(found: TopicStats, before_ms: int) -> TopicStats:
+def _until(found: StatsView, before_ms: int) -> StatsView:
     """Return the part that was published before a time."""
     bound = bound_at(max(0, before_ms))
     span = replace(found.span, until=min(found.span.until, bound))
@@ -192,7 +195,7 @@ def _until(found: TopicStats, before_ms: int) -> TopicStats:
         elif one.first_ms < before_ms:
             # Only reading it shows which part is meant; an estimate counts all of it.
             slices.append(one._replace(last_ms=before_ms - 1, own_expiry_ms=1))
-    return TopicStats(span, tuple(slices))
+    return StatsView(span, tuple(slices))
 
 
 def _some(count: int, *, more: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from actors.reading import producer_of
 from broker.api.answers import json_answer
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from broker.api.topics.topics import Policies
     from broker.api.transactions.transactions import Numbers
     from broker.http.messages import Request
+    from plainsong.protocol.answers.messages import PublishResponseFields
+    from plainsong.protocol.answers.topics import (
+        ProducerList,
+        ProducerRow,
+        ProducerSnapshot,
+        ProducerState,
+        RecentPublish,
+    )
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.requests import PublishResponse
     from plainsong.protocol.topic.asks import ProducerView, ResultView, SnapshotView
@@ -112,18 +120,17 @@ class Producers:
         described = await self.directory.ask(name, Describe())
         ask = ListProducers(parameters.get("after", ""), DEFAULT_LIMIT if limit is None else limit)
         page = await self.directory.ask(name, ask)
-        return json_answer(
-            {
-                "deduplication": self.policies.shown(name, described.metadata.properties.deduplication),
-                "enabledFrom": behind_position(page.enabled_from),
-                "generation": described.metadata.generation,
-                "count": page.total,
-                "snapshot": _snapshot(page.snapshot, self.clock.now_ms()),
-                "lastReplay": {"entries": page.snapshot.replayed_entries, "ms": page.snapshot.replay_ms},
-                "producers": [_listed(view) for view in page.producers],
-                "next": page.producers[-1].name if page.more else None,
-            }
-        )
+        shown: ProducerList = {
+            "deduplication": self.policies.shown(name, described.metadata.properties.deduplication),
+            "enabledFrom": behind_position(page.enabled_from),
+            "generation": described.metadata.generation,
+            "count": page.total,
+            "snapshot": _snapshot(page.snapshot, self.clock.now_ms()),
+            "lastReplay": {"entries": page.snapshot.replayed_entries, "ms": page.snapshot.replay_ms},
+            "producers": [_listed(view) for view in page.producers],
+            "next": page.producers[-1].name if page.more else None,
+        }
+        return json_answer(shown)
 
     async def remove(self, request: Request) -> Answer:
         """Delete a producer; messages that it sends again are stored again. Raises TopicNotFound, ProducerNotFound."""
@@ -144,7 +151,7 @@ def _producer(request: Request) -> str:
     return producer
 
 
-def _shown(view: ProducerView, as_number: Numbers) -> dict[str, Any]:
+def _shown(view: ProducerView, as_number: Numbers) -> ProducerState:
     return {
         "producer": view.name,
         "epoch": view.epoch,
@@ -157,7 +164,7 @@ def _shown(view: ProducerView, as_number: Numbers) -> dict[str, Any]:
     }
 
 
-def _recent(result: ResultView, as_number: Numbers) -> dict[str, Any]:
+def _recent(result: ResultView, as_number: Numbers) -> RecentPublish:
     return {
         "first": result.first,
         "last": result.last,
@@ -167,7 +174,7 @@ def _recent(result: ResultView, as_number: Numbers) -> dict[str, Any]:
     }
 
 
-def _response(response: PublishResponse, as_number: Numbers) -> dict[str, Any]:
+def _response(response: PublishResponse, as_number: Numbers) -> PublishResponseFields:
     """Return a response as publish has it in JSON, without ``duplicate``."""
     pointer = response.write_pointer
     return {
@@ -179,7 +186,7 @@ def _response(response: PublishResponse, as_number: Numbers) -> dict[str, Any]:
     }
 
 
-def _listed(view: ProducerView) -> dict[str, Any]:
+def _listed(view: ProducerView) -> ProducerRow:
     return {
         "producer": view.name,
         "epoch": view.epoch,
@@ -191,7 +198,7 @@ def _listed(view: ProducerView) -> dict[str, Any]:
     }
 
 
-def _snapshot(snapshot: SnapshotView, now_ms: int) -> dict[str, Any]:
+def _snapshot(snapshot: SnapshotView, now_ms: int) -> ProducerSnapshot:
     return {
         "position": behind_position(snapshot.position),
         "ageMs": max(0, now_ms - snapshot.at_ms) if snapshot.at_ms else None,

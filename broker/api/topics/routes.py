@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.api.paths import NAMESPACE, NAMESPACES, PRODUCER, PRODUCERS, TOPIC, TOPICS
-from broker.api.schemas import ANY, AS_OF, BAD_POSITION, BODY, LOOK, READS, STRING, VIEWS, WRITES, array, ref
+from broker.api.schemas import ANY, AS_OF, BAD_POSITION, BODY, LOOK, READS, VIEWS, WRITES, ref
 from broker.api.topics.chain import Chains
 from broker.api.topics.metrics import TopicMetrics
 from broker.api.topics.producers import Producers
@@ -13,6 +13,22 @@ from broker.api.topics.stats import Counting, offsets_wait_ms
 from broker.api.topics.topics import NamespaceRoutes, Topics
 from broker.http.route import Body, Route
 from broker.security.identity import VERBS
+from plainsong.protocol.answers.topics import (
+    ChainPage,
+    ChangeReport,
+    DeletedTopic,
+    Maintenance,
+    NamespaceDescription,
+    Offsets,
+    ProducerList,
+    ProducerState,
+    ReaderLag,
+    ReaderLags,
+    SignedHead,
+    TopicDescription,
+    TopicStats,
+    UndeletedTopic,
+)
 
 #: Requests that open a session.
 _OPENS = (*WRITES, *BODY, "unknown_field", "generation_changed", "deduplication_disabled", "too_many_producers")
@@ -30,7 +46,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="topics",
         doc="List the topics of a namespace, sorted.",
         parameters=("deleted",),
-        answer=array({"anyOf": [STRING, ref("DeletedTopic")]}),
+        answer=list[str | DeletedTopic],
         errors=(*ANY, "invalid_name", "storage_failed"),
     ),
     Route(
@@ -46,7 +62,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="topics",
         doc="Create a topic; after a deletion in a new generation.",
         parameters=("ifNotExists", "dryRun"),
-        answer=ref("Change"),
+        answer=ChangeReport,
         body=Body(ref("Properties"), example={"ttl": 3600}, required=False),
         errors=(*WRITES, *BODY, "topic_exists", "invalid_property"),
     ),
@@ -62,7 +78,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="topic",
         tag="topics",
         doc="Show a topic's properties.",
-        answer=ref("Topic"),
+        answer=TopicDescription,
         answer_headers=("ETag",),
         errors=READS,
     ),
@@ -80,7 +96,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Delete a topic with its messages.",
         parameters=("dryRun",),
         headers=("If-Match",),
-        answer=ref("Change"),
+        answer=ChangeReport,
         answer_headers=("ETag",),
         errors=(*WRITES, "precondition_failed"),
     ),
@@ -98,7 +114,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Replace all properties; an absent one gets its default again.",
         parameters=("dryRun",),
         headers=("If-Match",),
-        answer=ref("Change"),
+        answer=ChangeReport,
         answer_headers=("ETag",),
         body=Body(ref("Properties"), example={"ttl": 86400, "max_bytes": 1073741824}, required=False),
         errors=(*WRITES, *BODY, "invalid_property", "conflict", "precondition_failed"),
@@ -116,7 +132,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Restore a deleted topic, while all of its rows are still stored.",
         parameters=("dryRun",),
         headers=("If-Match",),
-        answer={"allOf": [ref("Topic"), ref("Change")]},
+        answer=UndeletedTopic,
         answer_headers=("ETag",),
         errors=(*WRITES, "topic_exists", "partly_cleaned", "precondition_failed"),
     ),
@@ -132,7 +148,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="topic",
         tag="topics",
         doc="Return the head of a chained topic: its last link, which changes if anything before it is changed.",
-        answer=ref("SignedHead"),
+        answer=SignedHead,
         errors=(*READS, "not_found"),
     ),
     Route(
@@ -148,7 +164,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="topics",
         doc="Return entries of a chained topic with the messages that they cover, oldest first, for verification.",
         parameters=("after", "limit", "messages"),
-        answer=ref("ChainEntries"),
+        answer=ChainPage,
         errors=(*READS, "not_found", "invalid_message_id", "generation_changed"),
     ),
     Route(
@@ -163,7 +179,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="looking",
         doc="Show message counts, sizes, ages and rates; with a reader's position, also its lag.",
         parameters=("reader",),
-        answer=ref("Stats"),
+        answer=TopicStats,
         errors=(*READS, "invalid_message_id"),
     ),
     Route(
@@ -178,7 +194,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="looking",
         doc="Show the lag of readers: those with a saved position, and those that name themselves in their polls.",
         parameters=("reader", "limit", "after"),
-        answer={"anyOf": [ref("Lag"), ref("ReaderLag")]},
+        answer=ReaderLags | ReaderLag,
         errors=(*READS, "not_found"),
     ),
     Route(
@@ -197,7 +213,7 @@ ROUTES: tuple[Route[Any], ...] = (
         body=Body(
             ref("OffsetsRequest"), example={"start": 1700000000000, "maxMessages": 100000, "splits": 4}, required=False
         ),
-        answer=ref("Offsets"),
+        answer=Offsets,
         errors=(*READS, *BODY, *VIEWS, *BAD_POSITION, *AS_OF),
     ),
     Route(
@@ -215,7 +231,7 @@ ROUTES: tuple[Route[Any], ...] = (
             "keeps them."
         ),
         parameters=("after", "limit"),
-        answer=ref("Producers"),
+        answer=ProducerList,
         errors=READS,
     ),
     Route(
@@ -231,7 +247,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Open a session under a generated name.",
         parameters=("longs",),
         body=Body(ref("SessionRequest"), example={"retentionSeconds": 86400}, required=False),
-        answer=ref("Producer"),
+        answer=ProducerState,
         errors=(*_OPENS, "producer_fenced"),
     ),
     Route(
@@ -247,7 +263,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Open a session; requests of older sessions of the same name are refused from now on.",
         parameters=("longs",),
         body=Body(ref("SessionRequest"), example={"generation": 1}, required=False),
-        answer=ref("Producer"),
+        answer=ProducerState,
         errors=_OPENS,
     ),
     Route(
@@ -262,7 +278,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="producers",
         doc="Show a producer's last sequence id; with a generation, also in a topic that was deleted since.",
         parameters=("generation", "longs"),
-        answer=ref("Producer"),
+        answer=ProducerState,
         errors=(*READS, "producer_not_found", "producer_expired", "generation_changed"),
     ),
     Route(
@@ -277,7 +293,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="producers",
         doc="Forget a producer; its messages stay.",
         parameters=("dryRun",),
-        answer=ref("Change"),
+        answer=ChangeReport,
         errors=(*WRITES, "producer_not_found"),
     ),
     Route(
@@ -292,7 +308,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="topics",
         doc="Return what a job that cleans the topic from outside can rely on.",
         parameters=("longs",),
-        answer=ref("Maintenance"),
+        answer=Maintenance,
         errors=WRITES,
     ),
     Route(
@@ -305,7 +321,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="name",
         tag="namespaces",
         doc="List the namespaces that have topics or properties, sorted.",
-        answer=array(STRING),
+        answer=list[str],
         errors=(*ANY, "storage_failed"),
     ),
     Route(
@@ -318,7 +334,7 @@ ROUTES: tuple[Route[Any], ...] = (
         on="namespace",
         tag="namespaces",
         doc="Show a namespace's properties.",
-        answer=ref("Namespace"),
+        answer=NamespaceDescription,
         errors=(*ANY, "invalid_name"),
     ),
     Route(
@@ -334,7 +350,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Replace all properties of a namespace, durably and with immediate effect.",
         parameters=("dryRun",),
         body=Body(ref("NamespaceProperties"), example={"deduplication": "enabled"}, required=False),
-        answer={"anyOf": [ref("Namespace"), ref("Change")]},
+        answer=NamespaceDescription | ChangeReport,
         errors=(*ANY, *BODY, "invalid_name", "invalid_property", "storage_failed", "outcome_unknown"),
     ),
     Route(
@@ -348,7 +364,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="daemon",
         doc="Metrics of up to 1000 topics that this instance owns, and of their readers.",
         parameters=("match",),
-        answer=STRING,
+        answer=str,
         answer_types=("text/plain", "application/openmetrics-text"),
         errors=(*ANY, "storage_failed"),
     ),

@@ -14,6 +14,7 @@ from broker.api.messages.poll import EVERY_POINTER, CommittedReader, fresh_for, 
 from broker.api.messages.readers import NamedReader
 from broker.api.transactions.transactions import longs
 from broker.http.messages import whole_number
+from plainsong.protocol.answers.topics import ReaderLags
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import parse_position
 from plainsong.protocol.errors import InvalidParameter, NotFound, PlainsongError, TopicNotFound, TransactionsUnavailable
@@ -53,8 +54,9 @@ if TYPE_CHECKING:
     from broker.authority import Transactions
     from broker.http.messages import Answer, Request
     from broker.metrics import Rates
+    from plainsong.protocol.answers.topics import Maintenance, Offsets, ReaderLag, ReaderStats, TopicStats
     from plainsong.protocol.names import TopicName
-    from plainsong.protocol.topic.asks import PointerView, Span, TopicStats
+    from plainsong.protocol.topic.asks import PointerView, Span, StatsView
     from storage.base import Store
 
 #: Parts a range can be cut into at once.
@@ -110,7 +112,7 @@ class Counting:
         described = await self.directory.ask(name, Describe())
         delays = self.rates.delivery.of(name)
         oldest_id, newest_id = await self._oldest(name, span), await newest_from(self.store, span)
-        numbers: dict[str, Any] = {
+        numbers: TopicStats = {
             "messages": count.messages,
             "bytes": count.bytes,
             "estimated": count.estimated,
@@ -138,8 +140,8 @@ class Counting:
         return next((message_id for part in page.parts for message_id, _ in items_in(part)), None)
 
     async def before_reader(
-        self, found: TopicStats, since: bytes, undecided: Sequence[PointerView], max_looks: int | None = None
-    ) -> dict[str, Any]:
+        self, found: StatsView, since: bytes, undecided: Sequence[PointerView], max_looks: int | None = None
+    ) -> ReaderStats:
         """Count what a committed reader has not read; without a transaction service, one that reads everything.
 
         Args:
@@ -192,13 +194,13 @@ class Counting:
         if wanted is not None:
             chosen = [wanted] if wanted in readers else []
         # Readers that keep up share a few positions.
-        counted: dict[bytes, dict[str, Any]] = {}
+        counted: dict[bytes, tuple[ReaderStats, int]] = {}
         shown = [await self._lag_of(name, found, undecided, each, readers[each], counted) for each in chosen]
         if wanted is None and limit is None:
-            return json_answer({"readers": shown})
+            return json_answer(ReaderLags(readers=shown))
         if wanted is None:
             following = chosen[-1] if len(behind) > len(chosen) else None
-            return json_answer({"readers": shown, "total": len(readers), "next": following})
+            return json_answer(ReaderLags(readers=shown, total=len(readers), next=following))
         if not shown:
             raise NotFound(
                 f"topic {name} has no reader {wanted}",
@@ -209,28 +211,30 @@ class Counting:
     async def _lag_of(
         self,
         name: TopicName,
-        found: TopicStats,
+        found: StatsView,
         undecided: Sequence[PointerView],
         reader: str,
         at: NamedReader,
-        counted: dict[bytes, dict[str, Any]],
-    ) -> dict[str, Any]:
+        counted: dict[bytes, tuple[ReaderStats, int]],
+    ) -> ReaderLag:
         """Return the row of a reader. ``counted`` caches the figures by position."""
         if at.position not in counted:
             counted[at.position] = await self._before(name, found, undecided, after(at.position))
+        numbers, lag_ms = counted[at.position]
         return {
             "name": reader,
             "kind": "named" if at.by else "kept",
             "position": at.position.hex(),
-            **counted[at.position],
+            **numbers,
+            "lagMs": lag_ms,
             "lastSeenMs": at.seen_ms,
             "by": at.by or None,
         }
 
     async def _before(
-        self, name: TopicName, found: TopicStats, undecided: Sequence[PointerView], since: bytes
-    ) -> dict[str, Any]:
-        """Count what a reader has not read, and the age of the oldest of it."""
+        self, name: TopicName, found: StatsView, undecided: Sequence[PointerView], since: bytes
+    ) -> tuple[ReaderStats, int]:
+        """Count what a reader has not read, and return it with the age of the oldest of it."""
         numbers = await self.before_reader(found, since, undecided)
         lag_ms = 0
         if numbers["visible"]:
@@ -238,7 +242,7 @@ class Counting:
             oldest = await self._oldest(name, span)
             if oldest is not None:
                 lag_ms = max(0, span.now_ms - unpack_position(oldest[:10])[0])
-        return {**numbers, "lagMs": lag_ms}
+        return numbers, lag_ms
 
     def _parked(self, name: TopicName) -> int:
         core = self.directory.entry(name).actor.core
@@ -262,17 +266,16 @@ class Counting:
             raise InvalidParameter("isolation is unknown", hint="use one of: uncommitted, committed")
         check_poll(read)
         span, extent, expired = await self._measured(name, read, request.waited_ms)
-        return json_answer(
-            {
-                "end": extent.end.hex(),
-                "count": extent.count,
-                "bytes": extent.bytes,
-                "splits": [bound.hex() for bound in extent.splits(parts or 1)],
-                "earliest": bound_at(span.oldest_ms).hex(),
-                "expired": expired,
-                "generation": span.generation,
-            }
-        )
+        found: Offsets = {
+            "end": extent.end.hex(),
+            "count": extent.count,
+            "bytes": extent.bytes,
+            "splits": [bound.hex() for bound in extent.splits(parts or 1)],
+            "earliest": bound_at(span.oldest_ms).hex(),
+            "expired": expired,
+            "generation": span.generation,
+        }
+        return json_answer(found)
 
     async def _measured(self, name: TopicName, read: PollRequest, waited_ms: int = 0) -> tuple[Span, Extent, bool]:
         """Return an extent with messages; an empty one after the deadline, or when waiting cannot help.
@@ -342,14 +345,13 @@ class Counting:
             raise TopicNotFound(f"topic {name} was deleted during the request")
         expired_before_ms, _ = unpack_position(plan.expired[1][len(plan.prefix) :])
         invalid = self._invalid(pointers)
-        return json_answer(
-            {
-                "generation": described.metadata.generation,
-                "expiredBefore": expired_before_ms,
-                "invalid": None if invalid is None else [as_number(pointer) for pointer in invalid],
-                "snapshotPosition": behind_position(producers.snapshot.position),
-            }
-        )
+        found: Maintenance = {
+            "generation": described.metadata.generation,
+            "expiredBefore": expired_before_ms,
+            "invalid": None if invalid is None else [as_number(pointer) for pointer in invalid],
+            "snapshotPosition": behind_position(producers.snapshot.position),
+        }
+        return json_answer(found)
 
     def _invalid(self, pointers: Sequence[PointerView]) -> list[int] | None:
         """Return the pointers of invalid transactions among the topic's; None if unknown."""
@@ -395,7 +397,7 @@ class Count:
     estimated: bool = False
 
 
-async def count_from(store: Store, stats: TopicStats, since: bytes, max_looks: int | None = None) -> Count:
+async def count_from(store: Store, stats: StatsView, since: bytes, max_looks: int | None = None) -> Count:
     """Count living messages from the bound ``since``, undecided and rolled-back ones included. Raises StoreError."""
     count = Count()
     room = _looks(max_looks)
@@ -416,7 +418,7 @@ async def count_from(store: Store, stats: TopicStats, since: bytes, max_looks: i
 
 async def count_for_reader(
     store: Store,
-    stats: TopicStats,
+    stats: StatsView,
     since: bytes,
     view: View,
     undecided: Sequence[PointerView],
@@ -488,7 +490,7 @@ def _apart(slices: Iterable[Slice]) -> list[Slice]:
     return apart
 
 
-def _is_exact(counted: Slice, stats: TopicStats, since: bytes) -> bool:
+def _is_exact(counted: Slice, stats: StatsView, since: bytes) -> bool:
     span = stats.span
     none_expired = counted.first_ms >= span.oldest_ms and not 0 < counted.own_expiry_ms < span.now_ms
     return none_expired and bound_at(counted.first_ms) >= since

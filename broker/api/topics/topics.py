@@ -6,7 +6,7 @@ import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answered, Request
     from broker.security.quotas import Quotas
+    from plainsong.protocol.answers.topics import EffectiveDeduplication, NamespaceDescription, TopicDescription
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.errors import QuotaExceeded
     from plainsong.protocol.properties import Deduplication
@@ -271,7 +272,7 @@ class Topics:
                 raise is_full
             return await self.changes.undelete(name, ask, lambda metadata: self._shown(name, metadata))
 
-    def _shown(self, name: TopicName, metadata: Metadata) -> dict[str, Any]:
+    def _shown(self, name: TopicName, metadata: Metadata) -> TopicDescription | dict[str, str]:
         properties = metadata.properties.shown(metadata.generation)
         if self.flat_properties:
             return dict(properties)
@@ -389,14 +390,13 @@ class NamespaceRoutes:
         return self._shown(namespace)
 
     def _shown(self, namespace: str) -> Answer:
-        return json_answer(
-            {
-                "name": namespace,
-                "properties": self.namespaces.properties(namespace),
-                # For a topic of it that inherits the setting.
-                "deduplication": self.policies.shown(TopicName(namespace, ""), "inherit"),
-            }
-        )
+        shown: NamespaceDescription = {
+            "name": namespace,
+            "properties": self.namespaces.properties(namespace),
+            # For a topic of it that inherits the setting.
+            "deduplication": self.policies.shown(TopicName(namespace, ""), "inherit"),
+        }
+        return json_answer(shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +407,7 @@ class Policies:
     default: bool
     """``deduplication.default``."""
 
-    def shown(self, name: TopicName, own: Deduplication) -> dict[str, Any]:
+    def shown(self, name: TopicName, own: Deduplication) -> EffectiveDeduplication:
         """Return the effective deduplication of a topic, and the level that set it."""
         policy = self.namespaces.policy(name.namespace)
         found = effective_policy(name, own, policy, default=self.default)

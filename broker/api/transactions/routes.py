@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from broker.api.paths import TRANSACTION, TRANSACTIONS
-from broker.api.schemas import _BASE64, ANY, EXAMPLE_POINTER, array, nullable, record, ref
+from broker.api.schemas import ANY, BASE64, EXAMPLE_POINTER, nullable, record, ref
 from broker.api.transactions.transactions import MAX_SNAPSHOT_BODY_BYTES, MAX_TRUNCATE_BYTES, TransactionRoutes
 from broker.http.route import Body, Route
+from plainsong.protocol.answers.topics import EndReport, TruncateReport
+from plainsong.protocol.answers.transactions import (
+    BegunTransaction,
+    DecidedTransaction,
+    PruningFields,
+    TransactionOutcome,
+    TransactionRow,
+)
 
 #: Requests to the transaction service; and those that change a transaction durably.
 _ASKS = (*ANY, "transactions_unavailable", "no_owner", "shutting_down")
@@ -38,7 +46,7 @@ ROUTES: tuple[Route[Any], ...] = (
         body=Body(
             ref("BeginRequest"), example={"type": "short", "timeoutSeconds": 10, "clientId": "billing"}, required=False
         ),
-        answer=ref("BegunTransaction"),
+        answer=BegunTransaction,
         errors=(*_ASKS, *_SMALL, "storage_failed", "outcome_unknown"),
     ),
     Route(
@@ -53,7 +61,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="transactions",
         doc="List transactions in progress and invalid, or those in one state, oldest first.",
         parameters=("state", "limit", "after", "longs"),
-        answer=array(ref("Transaction")),
+        answer=list[TransactionRow],
         errors=_ASKS,
     ),
     Route(
@@ -68,7 +76,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="transactions",
         doc="Show how far the invalid list may be pruned, and why it is not pruned automatically.",
         parameters=("limit", "longs"),
-        answer=ref("Pruning"),
+        answer=PruningFields,
         errors=_ASKS,
     ),
     Route(
@@ -84,7 +92,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Remove transactions from the invalid list, after rolling back their remaining messages.",
         parameters=("dryRun",),
         body=Body(ref("Truncation"), max_bytes=MAX_TRUNCATE_BYTES, example={"ids": [EXAMPLE_POINTER]}),
-        answer=ref("Change"),
+        answer=TruncateReport,
         errors=(*_ASKS, *_SMALL, "storage_failed", "outcome_unknown"),
     ),
     Route(
@@ -99,7 +107,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="transactions",
         doc="Show a transaction, decided or not.",
         parameters=("longs",),
-        answer=ref("TransactionOutcome"),
+        answer=TransactionOutcome,
         errors=_ASKS,
     ),
     Route(
@@ -116,7 +124,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Prepare a commit: declare what the transaction changed, and check it for conflicts.",
         parameters=("longs",),
         body=Body(ref("ChangeSet"), required=False),
-        answer=ref("DecidedTransaction"),
+        answer=DecidedTransaction,
         errors=(*_DECIDES, "transaction_conflict", "transaction_too_large", "request_too_large"),
     ),
     Route(
@@ -132,7 +140,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="transactions",
         doc="Commit: make all of the transaction visible; may be repeated.",
         parameters=("longs",),
-        answer=ref("DecidedTransaction"),
+        answer=DecidedTransaction,
         errors=(*_DECIDES, "transaction_conflict"),
     ),
     Route(
@@ -149,7 +157,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Roll the transaction back; the response has its final state.",
         parameters=("longs", "dryRun"),
         headers=("Prefer",),
-        answer={"anyOf": [ref("DecidedTransaction"), ref("Change")]},
+        answer=DecidedTransaction | EndReport,
         errors=_DECIDES,
     ),
     Route(
@@ -166,7 +174,7 @@ ROUTES: tuple[Route[Any], ...] = (
         parameters=("longs", "dryRun"),
         headers=("Prefer",),
         body=Body(),
-        answer={"anyOf": [ref("DecidedTransaction"), ref("Change")]},
+        answer=DecidedTransaction | EndReport,
         errors=_DECIDES,
     ),
     Route(
@@ -181,8 +189,8 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="transactions",
         doc="Get a new write pointer for the same transaction.",
         parameters=("longs",),
-        body=Body(record(snapshot=nullable(_BASE64)), max_bytes=MAX_SNAPSHOT_BODY_BYTES, required=False),
-        answer=ref("BegunTransaction"),
+        body=Body(record(snapshot=nullable(BASE64)), max_bytes=MAX_SNAPSHOT_BODY_BYTES, required=False),
+        answer=BegunTransaction,
         errors=(*_DECIDES, "malformed_transaction"),
     ),
 )

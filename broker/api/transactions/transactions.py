@@ -5,7 +5,7 @@ from __future__ import annotations
 from binascii import b2a_base64
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import trio
 
@@ -19,7 +19,7 @@ from broker.security.guard import forbidden
 from broker.security.identity import ANONYMOUS, Verb
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec import json_values as values
-from plainsong.protocol.codec.json_values import compact, fields_of, parse_object
+from plainsong.protocol.codec.json_values import fields_of, parse_object
 from plainsong.protocol.errors import (
     BodyTooLarge,
     InvalidParameter,
@@ -44,6 +44,13 @@ if TYPE_CHECKING:
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answered, Request
     from broker.security.quotas import Quotas
+    from plainsong.protocol.answers.transactions import (
+        BegunTransaction,
+        DecidedTransaction,
+        PruningFields,
+        TransactionOutcome,
+        TransactionRow,
+    )
     from plainsong.protocol.codec.json_values import Kind
     from plainsong.protocol.effects import Ask
     from plainsong.protocol.names import TopicName
@@ -54,6 +61,10 @@ A = TypeVar("A")
 #: Pointers have 63 bits.
 MAX_ID_DIGITS = 19
 _TYPES = {"short": TransactionType.SHORT, "long": TransactionType.LONG}
+_SHOWN_TYPES: Mapping[TransactionType, Literal["short", "long"]] = {
+    TransactionType.SHORT: "short",
+    TransactionType.LONG: "long",
+}
 
 
 def _type(value: Any, name: str) -> TransactionType:
@@ -133,7 +144,7 @@ class TransactionRoutes:
 
     def _prepare(self, transaction_id: int, as_number: Numbers, changes: list[bytes], answered: Answered) -> None:
         ask = Prepare(transaction_id, changes, sum(map(len, changes)))
-        prepared = _json({"id": as_number(transaction_id), "state": "in_progress"})
+        prepared = _decided(transaction_id, "in_progress", as_number)
         self._put(ask, answered, lambda _: prepared)
 
     def commit(self, request: Request, answered: Answered) -> None:
@@ -184,13 +195,12 @@ class TransactionRoutes:
         as_number = numbers(request.query)
         transaction_id = parse_transaction_id(request.path["transaction"])
         status = await self.embedded().look(transaction_id, partial(_sees, request))
-        return json_answer(
-            {
-                **_shown(_seen(status, request), as_number),
-                "keptUntilMs": status.kept_until_ms,
-                "service": str(status.service),
-            }
-        )
+        shown: TransactionOutcome = {
+            **_shown(_seen(status, request), as_number),
+            "keptUntilMs": status.kept_until_ms,
+            "service": str(status.service),
+        }
+        return json_answer(shown)
 
     async def invalidate(self, request: Request) -> Answer:
         """Hide it forever, without waiting for any topic. Raises TransactionNotFound, TransactionNotInProgress."""
@@ -305,7 +315,7 @@ class TransactionRoutes:
         if not request.rights.on_service("inspect"):
             seen = {name: at for name, at in figures.oldest_by_topic.items() if request.rights.any_on_topic(*name)}
             figures = replace(figures, oldest_by_topic=seen)
-        return json_answer({**_figures(figures, limit, as_number), "keptBecause": kept_because})
+        return json_answer(_figures(figures, limit, as_number, kept_because))
 
     def _own(self, request: Request) -> int:
         """Return the id of the transaction in the path, if the client began it or may end others' transactions.
@@ -429,25 +439,25 @@ def _small(body: bytes) -> dict[str, Any]:
 def begun_answer(begun: Begun, as_number: Numbers) -> Answer:
     """Return the answer to begin and checkpoint."""
     transaction = begun.transaction
-    return _json(
-        {
-            "id": as_number(transaction.transaction_id),
-            "writePointer": as_number(transaction.write_pointer),
-            "readPointer": as_number(transaction.read_pointer),
-            "snapshot": b2a_base64(encode_transaction(transaction), newline=False).decode(),
-            "expires": begun.expires_ms,
-            "service": str(begun.service),
-        }
-    )
-
-
-def _json(value: dict[str, Any]) -> Answer:
-    return Answer(200, compact(value).encode(), JSON.content_type)
+    shown: BegunTransaction = {
+        "id": as_number(transaction.transaction_id),
+        "writePointer": as_number(transaction.write_pointer),
+        "readPointer": as_number(transaction.read_pointer),
+        "snapshot": b2a_base64(encode_transaction(transaction), newline=False).decode(),
+        "expires": begun.expires_ms,
+        "service": str(begun.service),
+    }
+    return json_answer(shown)
 
 
 def decided_answer(decision: Decision, as_number: Numbers) -> Answer:
     """Return the answer with a transaction's new state."""
-    return _json({"id": as_number(decision.transaction_id), "state": decision.state})
+    return _decided(decision.transaction_id, decision.state, as_number)
+
+
+def _decided(transaction_id: int, state: State, as_number: Numbers) -> Answer:
+    shown: DecidedTransaction = {"id": as_number(transaction_id), "state": state}
+    return json_answer(shown)
 
 
 def _limit(parameters: dict[str, str]) -> int:
@@ -481,12 +491,12 @@ def _released(undecided: Sequence[PointerView], mine: Sequence[PointerView]) -> 
     return max(0, hidden - others - sum(each.messages for each in mine))
 
 
-def _shown(status: TransactionStatus, as_number: Numbers) -> dict[str, Any]:
+def _shown(status: TransactionStatus, as_number: Numbers) -> TransactionRow:
     known = status.type is not None
-    return {
+    shown: TransactionRow = {
         "id": as_number(status.transaction_id),
         "writePointer": as_number(status.write_pointer),
-        "type": None if status.type is None else status.type.name.lower(),
+        "type": None if status.type is None else _SHOWN_TYPES[status.type],
         "clientId": status.client_id if known else None,
         "state": status.state,
         "startedMs": status.started_ms if known else None,
@@ -494,11 +504,13 @@ def _shown(status: TransactionStatus, as_number: Numbers) -> dict[str, Any]:
         "decidedMs": status.decided_ms,
         "topics": [str(name) for name in status.topics],
         "hiddenMessages": status.hidden_messages,
-        **({} if status.owner is None else {"name": status.owner}),
     }
+    if status.owner is not None:
+        shown["name"] = status.owner
+    return shown
 
 
-def _figures(figures: PruningFigures, limit: int, as_number: Numbers) -> dict[str, Any]:
+def _figures(figures: PruningFigures, limit: int, as_number: Numbers, kept_because: str | None) -> PruningFields:
     oldest = sorted((pointer, str(name)) for name, pointer in figures.oldest_by_topic.items())
     return {
         "invalid": figures.invalid,
@@ -508,4 +520,5 @@ def _figures(figures: PruningFigures, limit: int, as_number: Numbers) -> dict[st
         "maxLifetimeMs": figures.max_lifetime_ms,
         "topics": len(oldest),
         "oldestByTopic": [{"topic": name, "oldestPointer": as_number(pointer)} for pointer, name in oldest[:limit]],
+        "keptBecause": kept_because,
     }

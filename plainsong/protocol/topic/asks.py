@@ -352,7 +352,7 @@ class TopicChange:
 
     before: Metadata
     after: Metadata
-    found: TopicStats
+    found: StatsView
     """The readable messages before the change, or after an ``Undelete``."""
 
 
@@ -420,7 +420,7 @@ class Slice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TopicStats:
+class StatsView:
     """A topic's figures, from memory."""
 
     span: Span
@@ -430,7 +430,7 @@ class TopicStats:
 
 
 @dataclass(slots=True)
-class Stats(Ask[TopicStats]):
+class Stats(Ask[StatsView]):
     """Return the topic's figures without reading rows."""
 
 

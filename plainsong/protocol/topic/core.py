@@ -44,9 +44,9 @@ from plainsong.protocol.topic.asks import (
     Slice,
     Span,
     Stats,
+    StatsView,
     StoreStaged,
     StoreUnder,
-    TopicStats,
     Undelete,
 )
 from plainsong.protocol.topic.chain_rules import describe_chain, write_due
@@ -272,11 +272,11 @@ def _undecided(state: TopicState, most: int) -> frozenset[int]:
     return frozenset(islice(known, most))
 
 
-def _stats(state: TopicState, step: Step, ask: Stats, now: Now) -> TopicStats:
+def _stats(state: TopicState, step: Step, ask: Stats, now: Now) -> StatsView:
     del step, ask, now
     state.living()
     state.usage.drop_before(state.oldest_ms)
-    return TopicStats(
+    return StatsView(
         span=span_of(state, Look(since=bytes(20))),
         slices=tuple(Slice._make(counted) for counted in state.usage.stored()),
     )

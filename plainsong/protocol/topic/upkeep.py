@@ -26,7 +26,7 @@ from plainsong.protocol.ids import FIRST_BOUND, pack_position
 from plainsong.protocol.keys import metadata_key, payload_prefix, stop_after
 from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import MAX_SET_ASIDE, Metadata, SetAside
-from plainsong.protocol.topic.asks import CleaningPlan, Description, Slice, Span, TopicChange, TopicStats
+from plainsong.protocol.topic.asks import CleaningPlan, Description, Slice, Span, StatsView, TopicChange
 from plainsong.protocol.topic.chain import SET_ASIDE
 from plainsong.protocol.topic.chain_rules import add_entry, begin_chain, chain_prefix, end_chain, say_restored
 from plainsong.protocol.topic.checkpoint import carry_pointers, forget_all_pointers, write_mark, write_pointers
@@ -200,7 +200,7 @@ def note_set_aside(state: TopicState, step: Step, ask: NoteSetAside, now: Now) -
     return change
 
 
-def _held(state: TopicState) -> TopicStats:
+def _held(state: TopicState) -> StatsView:
     """Return the readable messages; of a deleted generation, those readable after a restore."""
     span = Span(
         generation=state.living_or_last().generation,
@@ -212,7 +212,7 @@ def _held(state: TopicState) -> TopicStats:
         watermark=state.watermark,
     )
     living = (each for each in state.usage.stored() if each[1] >= state.oldest_ms)
-    return TopicStats(span, tuple(Slice._make(each) for each in living))
+    return StatsView(span, tuple(Slice._make(each) for each in living))
 
 
 def _write(state: TopicState, step: Step, metadata: Metadata, *, renewed: bool = True) -> Description:
