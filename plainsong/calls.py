@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from plainsong.errors import problem_error
 from plainsong.loading import load
-from plainsong.messages import BatchPlace, Message, MessageId, Origin, Page, Receipt, Seen, TopicOptions, TopicStats
+from plainsong.messages import BatchPlace, Message, MessageId, Origin, Page, Receipt, Seen, TopicOptions
 from plainsong.protocol.codec import AVRO, AVRO_2, JSON
 from plainsong.protocol.errors import MalformedBody, NotFound, PlainsongError, nearest
 from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
@@ -22,6 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from plainsong.chains import ChainHead
+    from plainsong.protocol.answers.messages import ReaderRow
+    from plainsong.protocol.answers.service import ClusterView, FindingRow
+    from plainsong.protocol.answers.topics import (
+        ChainPage,
+        DeletedTopic,
+        History,
+        NamespaceDescription,
+        Offsets,
+        ProducerList,
+        ProducerState,
+        TopicPage,
+        TopicStats,
+    )
     from plainsong.protocol.codec.avro import Avro2Codec, AvroCodec
     from plainsong.protocol.requests import Isolation, PollRequest, PublishRequest
 
@@ -220,25 +233,25 @@ def list_topics(namespace: str) -> Call[list[str]]:
     return Call(Request("GET", namespace_path(namespace) + "/topics"), read)
 
 
-def deleted_topics(namespace: str) -> Call[list[dict[str, Any]]]:
+def deleted_topics(namespace: str) -> Call[list[DeletedTopic]]:
     """``GET`` of the deleted topics, by name."""
-    return Call(Request("GET", namespace_path(namespace) + "/topics?deleted=true"), _dicts)
+    return Call(Request("GET", namespace_path(namespace) + "/topics?deleted=true"), _objects)
 
 
-def topics_page(query: Mapping[str, Any]) -> Call[dict[str, Any]]:
+def topics_page(query: Mapping[str, Any]) -> Call[TopicPage]:
     """``GET /v1/topics``: a page of the topics of all namespaces."""
     given = {name: value for name, value in query.items() if value is not None}
-    return Call(Request("GET", "/v1/topics" + ("?" + urlencode(given) if given else "")), _dict)
+    return Call(Request("GET", "/v1/topics" + ("?" + urlencode(given) if given else "")), _object)
 
 
-def topic_history(namespace: str, topic: str) -> Call[dict[str, Any]]:
+def topic_history(namespace: str, topic: str) -> Call[History]:
     """``GET /{t}/history``."""
-    return Call(Request("GET", topic_path(namespace, topic, "/history")), _dict)
+    return Call(Request("GET", topic_path(namespace, topic, "/history")), _object)
 
 
-def attention() -> Call[list[dict[str, Any]]]:
+def attention() -> Call[list[FindingRow]]:
     """``GET /v1/attention``."""
-    return Call(Request("GET", "/v1/attention"), _dicts)
+    return Call(Request("GET", "/v1/attention"), _objects)
 
 
 def events_path(namespace: str, topics: Iterable[str], kinds: Iterable[str]) -> str:
@@ -260,20 +273,22 @@ def dry_run(call: Call[Any]) -> Call[dict[str, Any]]:
     """Return the call as a dry run, answered with its effects; it changes nothing."""
     request = call.request
     path = request.path + ("&" if "?" in request.path else "?") + "dryRun=true"
-    return Call(request._replace(path=path), _dict)
+    return Call(request._replace(path=path), _object)
 
 
-def _dict(answer: Answer) -> dict[str, Any]:
+def _object(answer: Answer) -> Any:
+    """The body, which is an object, as the type of the call. Raises ValueError, TypeError."""
     return dict(json_of(answer))
 
 
-def _dicts(answer: Answer) -> list[dict[str, Any]]:
+def _objects(answer: Answer) -> Any:
+    """The body, which is a list of objects, as the type of the call. Raises ValueError, TypeError."""
     return [dict(each) for each in json_of(answer)]
 
 
 def effect_of(answer: Answer) -> dict[str, Any]:
     """Return the effects of a change; empty for a daemon that does not report them yet."""
-    return _dict(answer) if answer.body else {}
+    return dict(json_of(answer)) if answer.body else {}
 
 
 def delete_topic(namespace: str, topic: str, if_match: str | None = None) -> Call[dict[str, Any]]:
@@ -304,30 +319,21 @@ def chain_head(namespace: str, topic: str) -> Call[ChainHead]:
     return Call(Request("GET", topic_path(namespace, topic, "/chain")), read)
 
 
-def chain_entries(namespace: str, topic: str, after: str | None, *, messages: bool) -> Call[dict[str, Any]]:
+def chain_entries(namespace: str, topic: str, after: str | None, *, messages: bool) -> Call[ChainPage]:
     """``GET /{t}/chain/entries``: a page of the entries and messages that a verification needs."""
     query = urlencode({"messages": str(messages).lower()} | ({} if after is None else {"after": after}))
-    return Call(Request("GET", topic_path(namespace, topic, "/chain/entries?" + query)), json_of)
+    return Call(Request("GET", topic_path(namespace, topic, "/chain/entries?" + query)), _object)
 
 
 def topic_stats(namespace: str, topic: str, reader: str | None = None) -> Call[TopicStats]:
     """``GET /{t}/stats``."""
     query = "?" + urlencode({"reader": reader}) if reader is not None else ""
-
-    def read(answer: Answer) -> TopicStats:
-        found: TopicStats = json_of(answer)
-        return found
-
-    return Call(Request("GET", topic_path(namespace, topic, "/stats" + query)), read)
+    return Call(Request("GET", topic_path(namespace, topic, "/stats" + query)), _object)
 
 
-def topic_offsets(namespace: str, topic: str, bounds: Mapping[str, Any]) -> Call[dict[str, Any]]:
+def topic_offsets(namespace: str, topic: str, bounds: Mapping[str, Any]) -> Call[Offsets]:
     """``POST /{t}/offsets``: where a bounded read would end."""
-
-    def read(answer: Answer) -> dict[str, Any]:
-        return dict(json_of(answer))
-
-    return Call(Request("POST", topic_path(namespace, topic, "/offsets"), _JSON, as_json(bounds)), read)
+    return Call(Request("POST", topic_path(namespace, topic, "/offsets"), _JSON, as_json(bounds)), _object)
 
 
 # --- readers -------------------------------------------------------------------------------------
@@ -338,22 +344,14 @@ def reader_path(namespace: str, topic: str, reader: str) -> str:
     return topic_path(namespace, topic, "/readers/" + reader_name(reader))
 
 
-def list_readers(namespace: str, topic: str) -> Call[list[dict[str, Any]]]:
+def list_readers(namespace: str, topic: str) -> Call[list[ReaderRow]]:
     """``GET /{t}/readers``."""
-
-    def read(answer: Answer) -> list[dict[str, Any]]:
-        return [dict(each) for each in json_of(answer)]
-
-    return Call(Request("GET", topic_path(namespace, topic, "/readers")), read)
+    return Call(Request("GET", topic_path(namespace, topic, "/readers")), _objects)
 
 
-def show_reader(namespace: str, topic: str, reader: str) -> Call[dict[str, Any]]:
+def show_reader(namespace: str, topic: str, reader: str) -> Call[ReaderRow]:
     """``GET /{t}/readers/{name}``."""
-
-    def read(answer: Answer) -> dict[str, Any]:
-        return dict(json_of(answer))
-
-    return Call(Request("GET", reader_path(namespace, topic, reader)), read)
+    return Call(Request("GET", reader_path(namespace, topic, reader)), _object)
 
 
 def set_reader(
@@ -709,25 +707,21 @@ def _response_receipt(answer: Answer, request: PublishRequest) -> Receipt:
     )
 
 
-def _record(answer: Answer) -> dict[str, Any]:
-    return dict(json_of(answer))
-
-
 def producer_path(namespace: str, topic: str, producer: str, rest: str = "") -> str:
     """Percent-encodes the producer's name, which may be any text. Raises InvalidName."""
     return topic_path(namespace, topic, "/producers/" + quote(producer, safe="") + rest)
 
 
-def list_producers(namespace: str, topic: str, after: str | None, limit: int) -> Call[dict[str, Any]]:
+def list_producers(namespace: str, topic: str, after: str | None, limit: int) -> Call[ProducerList]:
     """``GET /{t}/producers``: one page, with the topic's figures over all producers."""
     query = {"limit": str(limit), **({} if after is None else {"after": after})}
-    return Call(Request("GET", topic_path(namespace, topic, "/producers?" + urlencode(query))), _record)
+    return Call(Request("GET", topic_path(namespace, topic, "/producers?" + urlencode(query))), _object)
 
 
-def show_producer(namespace: str, topic: str, producer: str, generation: int | None = None) -> Call[dict[str, Any]]:
+def show_producer(namespace: str, topic: str, producer: str, generation: int | None = None) -> Call[ProducerState]:
     """``GET /{t}/producers/{name}``; with a generation also of a deleted topic."""
     query = "" if generation is None else f"?generation={generation}"
-    return Call(Request("GET", producer_path(namespace, topic, producer, query)), _record)
+    return Call(Request("GET", producer_path(namespace, topic, producer, query)), _object)
 
 
 def delete_producer(namespace: str, topic: str, producer: str) -> Call[None]:
@@ -744,24 +738,24 @@ def list_namespaces() -> Call[list[str]]:
     return Call(Request("GET", "/v1/namespaces"), read)
 
 
-def show_namespace(namespace: str) -> Call[dict[str, Any]]:
+def show_namespace(namespace: str) -> Call[NamespaceDescription]:
     """``GET /v1/namespaces/{ns}/properties``."""
-    return Call(Request("GET", namespace_path(namespace) + "/properties"), _record)
+    return Call(Request("GET", namespace_path(namespace) + "/properties"), _object)
 
 
-def set_namespace(namespace: str, properties: Mapping[str, Any]) -> Call[dict[str, Any]]:
+def set_namespace(namespace: str, properties: Mapping[str, Any]) -> Call[NamespaceDescription]:
     """``PUT /v1/namespaces/{ns}/properties``: replaces all of them."""
     path = namespace_path(namespace) + "/properties"
-    return Call(Request("PUT", path, _JSON, as_json(properties)), _record, "harmless")
+    return Call(Request("PUT", path, _JSON, as_json(properties)), _object, "harmless")
 
 
 # --- clusters ------------------------------------------------------------------------------------
 
 
-def show_cluster(namespace: str = "", topic: str | None = None) -> Call[dict[str, Any]]:
+def show_cluster(namespace: str = "", topic: str | None = None) -> Call[ClusterView]:
     """``GET /v1/cluster``, with the owner of ``topic`` if given. Raises InvalidName."""
     query = "" if topic is None else "?" + urlencode({"topic": str(topic_name(namespace, topic))})
-    return Call(Request("GET", "/v1/cluster" + query), _record)
+    return Call(Request("GET", "/v1/cluster" + query), _object)
 
 
 def drain_instance(instance: str, *, drained: bool) -> Call[dict[str, Any]]:

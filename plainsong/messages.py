@@ -448,49 +448,6 @@ class ServiceEvent(NamedTuple):
     """The state: rows of topics; ``open`` and ``total`` of transactions; what needs attention; the cluster."""
 
 
-class TopicStats(TypedDict, total=False):
-    """The daemon's statistics of a topic, under their names in its answer; a later daemon may have more."""
-
-    messages: int
-    """Messages that can be read now."""
-    bytes: int
-    """Bytes that they take in the store."""
-    estimated: bool
-    """True if there were too many to count exactly."""
-    oldestId: str | None
-    newestId: str | None
-    end: str
-    """The position after the newest message, even if that has expired."""
-    oldestAgeMs: int | None
-    publishPerSecond: float
-    pollPerSecond: float
-    endToEndMs: DeliveryStats
-    openTransactions: int
-    producers: int
-    enabledFrom: str | None
-    owner: str | None
-    parkedPolls: int
-    generation: int
-    createdMs: int
-    reader: ReaderStats
-
-
-class DeliveryStats(TypedDict):
-    """Milliseconds from publish to delivery, of polls that had waited; None while there was none."""
-
-    p50: int | None
-    p99: int | None
-
-
-class ReaderStats(TypedDict, total=False):
-    """The messages ahead of a committed reader."""
-
-    visible: int
-    hidden: int
-    expiredUnread: int
-    estimated: bool
-
-
 class TopicOptions(TypedDict, total=False):
     """The properties of a topic. None stands for the daemon's default."""
 

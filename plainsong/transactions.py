@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from plainsong.calls import Answer
+    from plainsong.protocol.answers.transactions import BegunTransaction, PruningFields
     from plainsong.protocol.requests import PublishRequest
 
 
@@ -233,7 +234,7 @@ def begin(
     return Call(Request("POST", _PATH, _JSON, body), read, "harmless" if kind == "short" else "twice")
 
 
-def _begun(fields: Mapping[str, Any], timeout_s: float | None, clock: Callable[[], float]) -> Transaction:
+def _begun(fields: BegunTransaction, timeout_s: float | None, clock: Callable[[], float]) -> Transaction:
     transaction_id, expires_ms = int(fields["id"]), int(fields["expires"])
     if timeout_s is None:
         # The pointer encodes its time of issue, by the same clock as ``expires``.
@@ -257,7 +258,7 @@ def checkpoint(transaction: Transaction) -> Call[Transaction]:
     """``POST …/checkpoint``: the same transaction with another write pointer. Not repeated after an unknown outcome."""
 
     def read(answer: Answer) -> Transaction:
-        fields = json_of(answer)
+        fields: BegunTransaction = json_of(answer)
         write_pointer = int(fields["writePointer"])
         return Transaction(
             transaction.id,
@@ -348,7 +349,7 @@ def pruning() -> Call[Pruning]:
     """``GET /v1/transactions/pruning``."""
 
     def read(answer: Answer) -> Pruning:
-        fields = json_of(answer)
+        fields: PruningFields = json_of(answer)
         return Pruning(
             invalid=int(fields["invalid"]),
             oldest_invalid=_number(fields, "oldestInvalid"),

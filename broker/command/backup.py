@@ -144,7 +144,7 @@ class Making:
         self._leave_out(None, self._cut.begun)
         service = self._pages("service")[0]
         metadata = self._pages("metadata")[0]
-        topics = [made for each in begun["topics"] if (made := self._topic(each)) is not None]
+        topics = [made for each in self._cut.begun["topics"] if (made := self._topic(each)) is not None]
         left_out = {} if self.left_out is None else {"leftOut": self.left_out}
         return {**begun, "topics": topics, "service": service, "metadata": metadata, **left_out}
 
@@ -195,7 +195,7 @@ class Making:
 
     def _page(self, about: str, after: str | None) -> dict[str, Any]:
         for _ in range(_LISTINGS):
-            page = self._cut.page(about, after)
+            page: dict[str, Any] = {**self._cut.page(about, after)}
             self._leave_out(about if ":" in about else None, page)
             fetched = [self._fetch(each) for each in page["objects"]]
             if all(fetched):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from plainsong import calls
 from plainsong.loading import load
@@ -17,11 +17,21 @@ if TYPE_CHECKING:
     from plainsong._async.events import AsyncEvents
     from plainsong._async.retry import AsyncChannel
     from plainsong.chains import ChainHead, ChainReport
-    from plainsong.messages import EventKind, Seen, TopicOptions, TopicStats
+    from plainsong.messages import EventKind, Seen, TopicOptions
     from plainsong.positions import Start
+    from plainsong.protocol.answers.messages import ReaderRow
+    from plainsong.protocol.answers.service import FindingRow
+    from plainsong.protocol.answers.topics import (
+        DeletedTopic,
+        History,
+        NamespaceDescription,
+        ProducerList,
+        ProducerState,
+        TopicColumn,
+        TopicPage,
+        TopicStats,
+    )
 
-#: The columns that ``overview`` sorts by.
-TopicColumn = Literal["name", "messages", "bytes", "oldestAgeMs", "publishPerSecond", "pollPerSecond", "hiddenMessages"]
 #: Attempts of ``set_properties`` while other programs change the same topic.
 CHANGE_TRIES = 50
 
@@ -48,7 +58,7 @@ class AsyncAdministration:
         descending: bool = False,
         limit: int | None = None,
         after: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> TopicPage:
         """One page of topics with their statistics, sorted by the daemon; opens no topic.
 
         Args:
@@ -64,11 +74,11 @@ class AsyncAdministration:
         query = {"namespace": namespace, "q": containing, "sort": sort, "limit": limit, "after": after}
         return await self._channel.call(calls.topics_page({**query, "order": "desc" if descending else None}))
 
-    async def deleted_topics(self) -> list[dict[str, Any]]:
+    async def deleted_topics(self) -> list[DeletedTopic]:
         """The deleted topics of the namespace, with their sizes and until when they can be restored."""
         return await self._channel.call(calls.deleted_topics(self.namespace))
 
-    async def attention(self) -> list[dict[str, Any]]:
+    async def attention(self) -> list[FindingRow]:
         """The findings that need an operator's attention, worst first: ``kind``, ``severity``, ``subject``, ``text``, ``sinceMs``."""
         return await self._channel.call(calls.attention())
 
@@ -90,7 +100,7 @@ class AsyncAdministration:
 
         return AsyncEvents(self._channel, calls.events_path(self.namespace, topics, kinds))
 
-    async def history(self, topic: str) -> dict[str, Any]:
+    async def history(self, topic: str) -> History:
         """Messages published and read, and bytes, in each of the last sixty minutes. Raises TopicNotFound."""
         return await self._channel.call(calls.topic_history(self.namespace, topic))
 
@@ -248,11 +258,11 @@ class AsyncAdministration:
 
     # --- named readers -------------------------------------------------------------------------
 
-    async def readers(self, topic: str) -> list[dict[str, Any]]:
+    async def readers(self, topic: str) -> list[ReaderRow]:
         """All saved positions of a topic: ``name``, ``position``, ``changedMs``, ``expiresMs``. Raises TopicNotFound."""
         return await self._channel.call(calls.list_readers(self.namespace, topic))
 
-    async def reader(self, topic: str, name: str) -> dict[str, Any]:
+    async def reader(self, topic: str, name: str) -> ReaderRow:
         """The saved position of one reader. Raises NotFound, TopicNotFound."""
         return await self._channel.call(calls.show_reader(self.namespace, topic, name))
 
@@ -274,7 +284,7 @@ class AsyncAdministration:
 
     # --- managing producers ----------------------------------------------------------------------
 
-    async def producers(self, topic: str, *, after: str | None = None, limit: int = 100) -> dict[str, Any]:
+    async def producers(self, topic: str, *, after: str | None = None, limit: int = 100) -> ProducerList:
         """One page of a topic's ``producers``, by name, ``next`` for ``after``, and how the topic retains them.
 
         Raises TopicNotFound, InvalidParameter.
@@ -282,7 +292,7 @@ class AsyncAdministration:
         call = calls.list_producers(self._channel.namespace, topic, after, limit)
         return await self._channel.call(call)
 
-    async def producer_state(self, topic: str, name: str, *, generation: int | None = None) -> dict[str, Any]:
+    async def producer_state(self, topic: str, name: str, *, generation: int | None = None) -> ProducerState:
         """``epoch``, ``lastSequenceId``, ``recent``, … of one producer; with a ``generation`` also of a deleted topic.
 
         Raises TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired.
@@ -312,11 +322,11 @@ class AsyncNamespaces:
         """The names of the namespaces with topics or properties, sorted."""
         return await self._channel.call(calls.list_namespaces())
 
-    async def show(self, namespace: str | None = None) -> dict[str, Any]:
+    async def show(self, namespace: str | None = None) -> NamespaceDescription:
         """Its ``properties`` and their effective values; None: the client's own namespace. Raises InvalidName."""
         return await self._channel.call(calls.show_namespace(self._named(namespace)))
 
-    async def set(self, namespace: str | None = None, /, **properties: Any) -> dict[str, Any]:
+    async def set(self, namespace: str | None = None, /, **properties: Any) -> NamespaceDescription:
         """Replaces all its properties (``deduplication``), effective at once. Raises InvalidProperty, InvalidName."""
         call = calls.set_namespace(self._named(namespace), properties)
         return await self._channel.call(call)

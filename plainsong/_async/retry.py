@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from plainsong._async._pool import Pool
     from plainsong.calls import Answer, Call, Failure
     from plainsong.positions import Start
+    from plainsong.protocol.answers.topics import Offsets
     from plainsong.protocol.errors import PlainsongError
     from plainsong.protocol.requests import Isolation
     from plainsong.settings import Settings
@@ -265,7 +266,7 @@ class AsyncChannel:
         if count < 0:
             raise InvalidParameter(f"count is {count}", hint="use 0 or more")
 
-        def offsets(bounds: dict[str, Any]) -> Callable[[Isolation], Call[dict[str, Any]]]:
+        def offsets(bounds: dict[str, Any]) -> Callable[[Isolation], Call[Offsets]]:
             bounds |= {} if as_of_ms is None else {"asOfMs": as_of_ms}
             return lambda isolation: calls.topic_offsets(self.namespace, topic, {**bounds, "isolation": isolation})
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from plainsong import calls
 from plainsong.loading import load
@@ -18,11 +18,21 @@ if TYPE_CHECKING:
     from plainsong._sync.events import Events
     from plainsong._sync.retry import Channel
     from plainsong.chains import ChainHead, ChainReport
-    from plainsong.messages import EventKind, Seen, TopicOptions, TopicStats
+    from plainsong.messages import EventKind, Seen, TopicOptions
     from plainsong.positions import Start
+    from plainsong.protocol.answers.messages import ReaderRow
+    from plainsong.protocol.answers.service import FindingRow
+    from plainsong.protocol.answers.topics import (
+        DeletedTopic,
+        History,
+        NamespaceDescription,
+        ProducerList,
+        ProducerState,
+        TopicColumn,
+        TopicPage,
+        TopicStats,
+    )
 
-#: The columns that ``overview`` sorts by.
-TopicColumn = Literal["name", "messages", "bytes", "oldestAgeMs", "publishPerSecond", "pollPerSecond", "hiddenMessages"]
 #: Attempts of ``set_properties`` while other programs change the same topic.
 CHANGE_TRIES = 50
 
@@ -49,7 +59,7 @@ class Administration:
         descending: bool = False,
         limit: int | None = None,
         after: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> TopicPage:
         """One page of topics with their statistics, sorted by the daemon; opens no topic.
 
         Args:
@@ -65,11 +75,11 @@ class Administration:
         query = {"namespace": namespace, "q": containing, "sort": sort, "limit": limit, "after": after}
         return self._channel.call(calls.topics_page({**query, "order": "desc" if descending else None}))
 
-    def deleted_topics(self) -> list[dict[str, Any]]:
+    def deleted_topics(self) -> list[DeletedTopic]:
         """The deleted topics of the namespace, with their sizes and until when they can be restored."""
         return self._channel.call(calls.deleted_topics(self.namespace))
 
-    def attention(self) -> list[dict[str, Any]]:
+    def attention(self) -> list[FindingRow]:
         """The findings that need an operator's attention, worst first: ``kind``, ``severity``, ``subject``, ``text``, ``sinceMs``."""
         return self._channel.call(calls.attention())
 
@@ -91,7 +101,7 @@ class Administration:
 
         return Events(self._channel, calls.events_path(self.namespace, topics, kinds))
 
-    def history(self, topic: str) -> dict[str, Any]:
+    def history(self, topic: str) -> History:
         """Messages published and read, and bytes, in each of the last sixty minutes. Raises TopicNotFound."""
         return self._channel.call(calls.topic_history(self.namespace, topic))
 
@@ -247,11 +257,11 @@ class Administration:
 
     # --- named readers -------------------------------------------------------------------------
 
-    def readers(self, topic: str) -> list[dict[str, Any]]:
+    def readers(self, topic: str) -> list[ReaderRow]:
         """All saved positions of a topic: ``name``, ``position``, ``changedMs``, ``expiresMs``. Raises TopicNotFound."""
         return self._channel.call(calls.list_readers(self.namespace, topic))
 
-    def reader(self, topic: str, name: str) -> dict[str, Any]:
+    def reader(self, topic: str, name: str) -> ReaderRow:
         """The saved position of one reader. Raises NotFound, TopicNotFound."""
         return self._channel.call(calls.show_reader(self.namespace, topic, name))
 
@@ -273,7 +283,7 @@ class Administration:
 
     # --- managing producers ----------------------------------------------------------------------
 
-    def producers(self, topic: str, *, after: str | None = None, limit: int = 100) -> dict[str, Any]:
+    def producers(self, topic: str, *, after: str | None = None, limit: int = 100) -> ProducerList:
         """One page of a topic's ``producers``, by name, ``next`` for ``after``, and how the topic retains them.
 
         Raises TopicNotFound, InvalidParameter.
@@ -281,7 +291,7 @@ class Administration:
         call = calls.list_producers(self._channel.namespace, topic, after, limit)
         return self._channel.call(call)
 
-    def producer_state(self, topic: str, name: str, *, generation: int | None = None) -> dict[str, Any]:
+    def producer_state(self, topic: str, name: str, *, generation: int | None = None) -> ProducerState:
         """``epoch``, ``lastSequenceId``, ``recent``, … of one producer; with a ``generation`` also of a deleted topic.
 
         Raises TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired.
@@ -311,11 +321,11 @@ class Namespaces:
         """The names of the namespaces with topics or properties, sorted."""
         return self._channel.call(calls.list_namespaces())
 
-    def show(self, namespace: str | None = None) -> dict[str, Any]:
+    def show(self, namespace: str | None = None) -> NamespaceDescription:
         """Its ``properties`` and their effective values; None: the client's own namespace. Raises InvalidName."""
         return self._channel.call(calls.show_namespace(self._named(namespace)))
 
-    def set(self, namespace: str | None = None, /, **properties: Any) -> dict[str, Any]:
+    def set(self, namespace: str | None = None, /, **properties: Any) -> NamespaceDescription:
         """Replaces all its properties (``deduplication``), effective at once. Raises InvalidProperty, InvalidName."""
         call = calls.set_namespace(self._named(namespace), properties)
         return self._channel.call(call)

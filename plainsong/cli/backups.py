@@ -12,6 +12,7 @@ from plainsong.cli.connection import run_call
 if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.calls import Answer
+    from plainsong.protocol.answers.service import BackupObjects, BegunBackup
 
 _PATH = "/v1/backups"
 #: How long a daemon may take for an answer: where `backup.bytes_per_s` is low, an object takes a while.
@@ -29,13 +30,14 @@ class HeldCut:
         """
         self._client = client
         query = "?withoutDamaged=true" if without_damaged else ""
-        self.begun: dict[str, Any] = self._json("POST", query, repeat=False)
+        self.begun: BegunBackup = self._json("POST", query, repeat=False)
         self._path = f"/{self.begun['id']}"
 
-    def page(self, topic: str, after: str | None = None) -> dict[str, Any]:
+    def page(self, topic: str, after: str | None = None) -> BackupObjects:
         """Objects of ``namespace:topic``, or ``service``, or ``metadata``, from the place ``after`` on."""
         query = {"topic": topic} | ({} if after is None else {"after": after})
-        return self._json("GET", f"{self._path}/objects?{urlencode(query)}")
+        page: BackupObjects = self._json("GET", f"{self._path}/objects?{urlencode(query)}")
+        return page
 
     def object(self, name: str) -> bytes:
         """The bytes of an object that was listed. Raises NotFound: its rows have changed since."""
@@ -45,7 +47,7 @@ class HeldCut:
         """Let the daemon let go of it, and say whether the backup is complete."""
         self._json("DELETE", self._path + ("?complete=true" if complete else ""))
 
-    def _json(self, method: str, rest: str, *, repeat: bool = True) -> dict[str, Any]:
+    def _json(self, method: str, rest: str, *, repeat: bool = True) -> Any:
         return dict(json.loads(self._send(method, rest, repeat=repeat).body))
 
     def _send(self, method: str, rest: str, *, repeat: bool = True) -> Answer:

@@ -7,7 +7,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
 import click
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from plainsong.calls import Answer
     from plainsong.cli.connection import Where
     from plainsong.cli.ping import Ask
+    from plainsong.protocol.answers.service import InstanceRow
 
 OK, WARNING, CRITICAL, UNKNOWN = range(4)
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
@@ -187,7 +188,7 @@ class _Looks:
         for each in instances:
             if each.get("topicsOpen") is None:
                 self.report.found(CRITICAL, f"instance {each.get('name')} does not answer the others")
-        for line in security_differences(instances):
+        for line in security_differences(cast("list[InstanceRow]", instances)):
             self.report.found(WARNING, line.removeprefix("warning: "))
 
     def topics(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -17,8 +17,11 @@ from plainsong.cli.output import echo_json, escaped, note, report
 from plainsong.protocol.cluster import SLICES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from plainsong import Client
     from plainsong.cli.connection import Where
+    from plainsong.protocol.answers.service import ClusterView, InstanceRow, TopicPlacement
 
 #: Interval between checks of an instance that is being drained.
 LOOK_EVERY_S = 0.2
@@ -57,13 +60,14 @@ def status(topic: str | None, as_json: bool, where: Where) -> None:
         report(line)
 
 
-def security_differences(instances: list[dict[str, Any]]) -> list[str]:
+def security_differences(instances: Sequence[InstanceRow]) -> list[str]:
     """Return a sentence per security file that differs between instances; empty if no difference is known."""
     found = []
-    for what, hint in (
+    files: tuple[tuple[Literal["grants", "tokens"], str], ...] = (
         ("grants", "a name has different rights at different instances"),
         ("tokens", "some instances refuse tokens that others accept"),
-    ):
+    )
+    for what, hint in files:
         kinds: dict[str, list[str]] = {}
         for each in instances:
             security = each.get("security")
@@ -78,7 +82,7 @@ def security_differences(instances: list[dict[str, Any]]) -> list[str]:
 _HEADINGS = ("INSTANCE", "ADDRESS", "STATE", ">WEIGHT", ">TOPICS")
 
 
-def _row(each: dict[str, Any], asked_one: str) -> tuple[str, ...]:
+def _row(each: InstanceRow, asked_one: str) -> tuple[str, ...]:
     states = [word for word in ("leaving", "drained") if each[word]]
     if each["slices"] < SLICES and (each["slices"] or not states):
         states.append(f"{each['slices']}/{SLICES}")
@@ -91,7 +95,7 @@ def _row(each: dict[str, Any], asked_one: str) -> tuple[str, ...]:
     )
 
 
-def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _facts(found: ClusterView) -> list[tuple[str, str]]:
     zookeeper = found["zookeeper"]
     if zookeeper is None:
         kept = "none: a single instance"
@@ -200,7 +204,7 @@ def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
     """
     with where.client() as client:
         run_call(client, calls.pin_topic(client.namespace, topic, instance))
-        found = run_call(client, calls.show_cluster(client.namespace, topic))["topic"]
+        found = _placement(client, topic)
     owner, text = found["owner"], f"{found['name']} is owned by {instance}"
     if owner != instance:
         text = f"{found['name']} is pinned to {instance}, but owned by {owner or 'no instance'} now: is {instance} drained?"
@@ -215,13 +219,19 @@ def unpin(topic: str, as_json: bool, where: Where) -> None:
     """Unpin TOPIC: its placement is automatic again."""
     with where.client() as client:
         run_call(client, calls.unpin_topic(client.namespace, topic))
-        found = run_call(client, calls.show_cluster(client.namespace, topic))["topic"]
+        found = _placement(client, topic)
     owner = found["owner"]
     _show_change(
         {"topic": found["name"], "instance": owner},
         f"{found['name']} is owned by {owner or 'no instance at the moment'}",
         as_json=as_json,
     )
+
+
+def _placement(client: Client, topic: str) -> TopicPlacement:
+    found = run_call(client, calls.show_cluster(client.namespace, topic))["topic"]
+    assert found is not None  # it was asked for
+    return found
 
 
 def _show_change(value: dict[str, Any], text: str, *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from plainsong.cli.connection import run_call
 if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.calls import Answer
+    from plainsong.protocol.answers.topics import Maintenance
 
 
 def store_kind(client: Client) -> str:
@@ -18,11 +19,12 @@ def store_kind(client: Client) -> str:
     return str(run_call(client, Call(Request("GET", "/version"), _json)).get("store", ""))
 
 
-def maintenance(client: Client, topic: str) -> dict[str, Any]:
+def maintenance(client: Client, topic: str) -> Maintenance:
     """``POST …/maintenance``: what of the topic may go, when the daemon has made that durable. Raises TopicNotFound."""
     path = topic_path(client.namespace, topic, "/maintenance?longs=string")
-    return run_call(client, Call(Request("POST", path), _json, "harmless"))
+    call: Call[Maintenance] = Call(Request("POST", path), _json, "harmless")
+    return run_call(client, call)
 
 
-def _json(answer: Answer) -> dict[str, Any]:
+def _json(answer: Answer) -> Any:
     return dict(json.loads(answer.body))

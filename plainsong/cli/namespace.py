@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +16,7 @@ from plainsong.protocol.errors import InvalidProperty, nearest
 
 if TYPE_CHECKING:
     from plainsong.cli.connection import Where
+    from plainsong.protocol.answers.topics import NamespaceDescription
 
 #: The properties of a namespace, with their defaults.
 _DEFAULTS = {"deduplication": "inherit"}
@@ -87,9 +88,13 @@ def _parsed(texts: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _show(answer: dict[str, Any], *, as_json: bool) -> None:
+def _show(answer: NamespaceDescription, *, as_json: bool) -> None:
     if as_json:
         echo_json(answer)
         return
-    pairs = [("namespace", answer["name"]), *sorted(answer["properties"].items()), ("in force", show_effective(answer))]
+    pairs = [
+        ("namespace", answer["name"]),
+        *((name, str(value)) for name, value in sorted(answer["properties"].items())),
+        ("in force", show_effective(answer)),
+    ]
     output.echo_lines(output.facts(pairs))

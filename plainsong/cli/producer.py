@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +17,13 @@ from plainsong.protocol.errors import ProducerNotFound, nearest
 if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.cli.connection import Where
+    from plainsong.protocol.answers.topics import (
+        NamespaceDescription,
+        ProducerList,
+        ProducerRow,
+        ProducerState,
+        RecentPublish,
+    )
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
@@ -56,7 +63,7 @@ def list_producers(topic: str, after: str | None, limit: int, as_json: bool, whe
         report(one_line(f"more producers: --after {found['next']}"))
 
 
-def _row(each: dict[str, Any], now: int) -> tuple[str, ...]:
+def _row(each: ProducerRow, now: int) -> tuple[str, ...]:
     return (
         one_line(each["producer"]),
         str(each["persisted"]),
@@ -67,7 +74,7 @@ def _row(each: dict[str, Any], now: int) -> tuple[str, ...]:
     )
 
 
-def _about_all(topic: str, found: dict[str, Any]) -> list[tuple[str, str]]:
+def _about_all(topic: str, found: ProducerList) -> list[tuple[str, str]]:
     snapshot, replay = found["snapshot"], found["lastReplay"]
     age = "none yet" if snapshot["ageMs"] is None else f"{show_length(snapshot['ageMs'])} old"
     return [
@@ -81,7 +88,7 @@ def _about_all(topic: str, found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def show_effective(answer: dict[str, Any]) -> str:
+def show_effective(answer: ProducerList | NamespaceDescription) -> str:
     """``on, set by the service``: the deduplication in force, from an answer about a topic's producers or a namespace."""
     effective = answer["deduplication"]
     return f"{'on' if effective['enabled'] else 'off'}, set by the {effective['level']}"
@@ -119,7 +126,7 @@ def show(topic: str, producer: str, generation: int | None, as_json: bool, where
         output.echo_lines(["", *output.table(("SEQUENCE IDS", "FIRST MESSAGE", "LAST MESSAGE"), rows, columns=120)])
 
 
-def _ids(each: dict[str, Any]) -> str:
+def _ids(each: RecentPublish) -> str:
     return str(each["first"]) if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
 
 
@@ -144,7 +151,7 @@ def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) ->
         click.echo(f"forgot {one_line(producer)}; its last sequence id was {last}")
 
 
-def _found(client: Client, topic: str, name: str, generation: int | None) -> dict[str, Any]:
+def _found(client: Client, topic: str, name: str, generation: int | None) -> ProducerState:
     """Returns the producer. Raises CommandFailed that names the nearest one."""
     try:
         return run_call(client, calls.show_producer(client.namespace, topic, name, generation))

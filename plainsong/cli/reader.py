@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +18,11 @@ from plainsong.protocol.ids import FIRST_BOUND, before, bound_at
 if TYPE_CHECKING:
     from plainsong import Client
     from plainsong.cli.connection import Where
+    from plainsong.protocol.answers.messages import ReaderRow
+    from plainsong.protocol.answers.topics import ReaderStats
+
+    class _Reader(ReaderRow, ReaderStats):
+        """A reader, and what it has not read."""
 
 
 @click.group(cls=VerbGroup)
@@ -129,7 +134,7 @@ def rm(topic: str, reader: str, as_json: bool, where: Where) -> None:
         click.echo(f"forgot {reader}; its position was {stands}")
 
 
-def _found(client: Client, topic: str, name: str, *, creates: bool = True) -> dict[str, Any]:
+def _found(client: Client, topic: str, name: str, *, creates: bool = True) -> ReaderRow:
     """Returns the reader. Raises CommandFailed that names the nearest one, or how to create it."""
     try:
         return client.admin.reader(topic, name)
@@ -142,7 +147,7 @@ def _found(client: Client, topic: str, name: str, *, creates: bool = True) -> di
         raise CommandFailed(f"topic {topic} has no reader {name!r}", hint=near, code=Exit.NOT_FOUND) from error
 
 
-def _with_behind(client: Client, topic: str, found: dict[str, Any]) -> dict[str, Any]:
+def _with_behind(client: Client, topic: str, found: ReaderRow) -> _Reader:
     counts = client.admin.stats(topic, reader=found["position"])["reader"]
     return {**found, **counts}
 

@@ -10,7 +10,7 @@ import termios
 import time
 import tty
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -26,10 +26,18 @@ from plainsong.protocol.paging import pages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NotRequired
 
     from plainsong import Client
-    from plainsong._sync.administration import TopicColumn
     from plainsong.cli.connection import Where
+    from plainsong.protocol.answers.topics import TopicColumn, TopicPage, TopicStats
+
+    class _Stats(TopicStats):
+        """The figures of a topic, and the messages that committed readers see and do not see."""
+
+        visible: NotRequired[int]
+        hidden: int
+
 
 HEADINGS = ("TOPIC", ">MESSAGES", ">SIZE", ">OLDEST", ">IN", ">OUT", ">WAITING", ">OPEN", ">HIDDEN")
 
@@ -52,9 +60,9 @@ def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
     """
     if len(topics) == 1 and not is_pattern(topics[0]):
         with where.client(*topics) as client:
-            found: dict[str, Any] = {**client.admin.stats(topics[0], reader=FIRST_BOUND)}
-        committed = found.pop("reader")
-        found |= {"visible": committed["visible"], "hidden": committed["hidden"]}
+            stats = client.admin.stats(topics[0], reader=FIRST_BOUND)
+        committed = stats.pop("reader")
+        found: _Stats = {**stats, "visible": committed["visible"], "hidden": committed["hidden"]}
         if as_json:
             echo_json({"topic": topics[0], **found})
         else:
@@ -68,13 +76,12 @@ def stats(topics: tuple[str, ...], as_json: bool, where: Where) -> None:
         output.echo_lines(output.table(HEADINGS, [row_of(name, found) for name, found in rows]))
 
 
-def numbers(client: Client, names: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+def numbers(client: Client, names: Sequence[str]) -> list[tuple[str, _Stats]]:
     """Returns each topic's numbers; leaves out topics that were deleted in the meantime."""
-    rows: list[tuple[str, dict[str, Any]]] = []
+    rows: list[tuple[str, _Stats]] = []
     for name in names:
         try:
-            found: dict[str, Any] = {**client.admin.stats(name)}
-            found["hidden"] = 0
+            found = cast("_Stats", {**client.admin.stats(name), "hidden": 0})
             if found["openTransactions"]:  # elsewhere there is nothing to count
                 found["hidden"] = client.admin.stats(name, reader=FIRST_BOUND)["reader"]["hidden"]
             rows.append((name, found))
@@ -83,7 +90,7 @@ def numbers(client: Client, names: Sequence[str]) -> list[tuple[str, dict[str, A
     return rows
 
 
-def row_of(name: str, found: dict[str, Any]) -> tuple[str, ...]:
+def row_of(name: str, found: _Stats) -> tuple[str, ...]:
     return (
         name,
         output.show_count(found["messages"], estimated=found["estimated"]),
@@ -97,7 +104,7 @@ def row_of(name: str, found: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _for_people(topic: str, found: dict[str, Any]) -> list[tuple[str, str]]:
+def _for_people(topic: str, found: _Stats) -> list[tuple[str, str]]:
     def moment(message_id: str | None) -> str:
         return "none" if message_id is None else f"{show_time(int(message_id[:16], 16))}  {message_id}"
 
@@ -202,7 +209,7 @@ class Keys:
         return False
 
 
-def _look(client: Client, topics: tuple[str, ...]) -> tuple[list[tuple[str, dict[str, Any]]], int]:
+def _look(client: Client, topics: tuple[str, ...]) -> tuple[list[tuple[str, _Stats]], int]:
     """Returns the topics' numbers, busiest first, and how many more topics there are."""
     there = client.topics()
     wanted = [each for each in topics if not is_pattern(each) or there]
@@ -215,7 +222,7 @@ def _look(client: Client, topics: tuple[str, ...]) -> tuple[list[tuple[str, dict
     return rows, max(0, more)
 
 
-def _page(client: Client, query: dict[str, Any], after: str | None) -> dict[str, Any]:
+def _page(client: Client, query: dict[str, Any], after: str | None) -> TopicPage:
     return run_call(client, calls.topics_page({**query, "after": after}))
 
 
@@ -236,7 +243,7 @@ def _busiest(client: Client, names: set[str]) -> list[str]:
     return sorted(found, key=lambda name: (-found[name], name))[:MAX_TOPICS]
 
 
-def _lines(where: Where, rows: list[tuple[str, dict[str, Any]]], more: int, complaint: str, *, live: bool) -> list[str]:
+def _lines(where: Where, rows: list[tuple[str, _Stats]], more: int, complaint: str, *, live: bool) -> list[str]:
     into = sum(found["publishPerSecond"] for _, found in rows)
     out = sum(found["pollPerSecond"] for _, found in rows)
     summary = f"{output.counted(len(rows), 'topic')}, {output.show_bytes(sum(found['bytes'] for _, found in rows))}"

@@ -8,7 +8,7 @@ import tomllib
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from plainsong.calls import Call
     from plainsong.chains import ChainReport
     from plainsong.cli.connection import Where
+    from plainsong.protocol.answers.topics import DeletedTopic, TopicRow
 
 
+R = TypeVar("R", "TopicRow", "DeletedTopic")
 #: Of a file with a head.
 MAX_HEAD_BYTES = 1 << 16
 
@@ -155,13 +157,10 @@ def list_topics(
         raise click.UsageError("--deleted goes without --sort and --long")
     if deleted or sort is not None:
         with where.client() as client:
-            found = client.admin.deleted_topics() if deleted else _sorted(client, *_COLUMNS[sort or "name"])
-        kept = set(chosen([each["name"] for each in found], patterns))
-        found = [each for each in found if each["name"] in kept]
-        if as_json:
-            echo_json(found)
-        else:
-            output.echo_lines(_deleted_table(found) if deleted else _figures_table(found))
+            if deleted:
+                _show_rows(client.admin.deleted_topics(), patterns, _deleted_table, as_json=as_json)
+            else:
+                _show_rows(_sorted(client, *_COLUMNS[sort or "name"]), patterns, _figures_table, as_json=as_json)
         return
     with where.client() as client:
         names = chosen(client.topics(), patterns)
@@ -188,7 +187,18 @@ def list_topics(
     output.echo_lines(output.table(("TOPIC", ">TTL", ">MESSAGES", ">SIZE", ">OLDEST"), shown))
 
 
-def _sorted(client: Client, column: str, descending: bool) -> list[dict[str, Any]]:
+def _show_rows(
+    found: list[R], patterns: tuple[str, ...], table: Callable[[Sequence[R]], list[str]], *, as_json: bool
+) -> None:
+    kept = set(chosen([each["name"] for each in found], patterns))
+    found = [each for each in found if each["name"] in kept]
+    if as_json:
+        echo_json(found)
+    else:
+        output.echo_lines(table(found))
+
+
+def _sorted(client: Client, column: str, descending: bool) -> list[TopicRow]:
     """All topics of the namespace in the order of a column."""
     order = "desc" if descending else "asc"
     query = {"namespace": client.namespace, "sort": column, "order": order, "limit": 500}
@@ -196,7 +206,7 @@ def _sorted(client: Client, column: str, descending: bool) -> list[dict[str, Any
     return [each for page in found for each in page["topics"]]
 
 
-def _figures_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _figures_table(rows: Sequence[TopicRow]) -> list[str]:
     headings = ("TOPIC", ">TTL", ">MESSAGES", ">SIZE", ">OLDEST", ">IN", ">OUT", ">HIDDEN")
     shown = [
         (
@@ -214,7 +224,7 @@ def _figures_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return output.table(headings, shown)
 
 
-def _deleted_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _deleted_table(rows: Sequence[DeletedTopic]) -> list[str]:
     shown = [
         (
             each["name"],

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+
+P = TypeVar("P", bound="Mapping[str, Any]")
 
 
-def pages(ask: Callable[[str | None], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def pages(ask: Callable[[str | None], P]) -> Iterator[P]:
     """Yield all pages of a list.
 
     Args:
