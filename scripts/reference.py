@@ -3,7 +3,8 @@
     python scripts/reference.py            writes the pages
     python scripts/reference.py --check    exits with 1 if a page is outdated
 
-Griffe reads the sources without importing them, so no page depends on what is installed. Docstrings have the sections
+Griffe reads the sources without importing them, so no page depends on what is installed; only the types of answers are
+imported, which need nothing. Docstrings have the sections
 that griffe calls Google's: Args, Returns, Raises.
 """
 
@@ -15,9 +16,24 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import griffe
+
+from plainsong.protocol.answers import messages, service, topics
+from plainsong.protocol.answers.fields import Json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,6 +173,7 @@ def found(path: str) -> griffe.Object:
 def pages() -> dict[str, str]:
     """The text of each page, by its file."""
     written = {page.file: "\n".join(_page(page)) for page in PAGES}
+    written["answers.md"] = "\n".join(_answers())
     written["errors.md"] = "\n".join(_errors())
     written["index.md"] = "\n".join(_index())
     return written
@@ -169,6 +186,7 @@ def _index() -> Iterator[str]:
     for page in PAGES:
         names = ", ".join(f"`{path.rpartition('.')[2]}`" for paths in page.parts.values() for path in paths[:2])
         yield f"| [{page.title}]({page.file}) | {names} … |"
+    yield "| [plainsong.protocol.answers](answers.md) | the dictionaries that administration returns |"
     yield "| [plainsong.errors](errors.md) | every error, by what it derives from |"
     yield "\nThe interface of the daemon itself is HTTP: [docs/http.md](../http.md), and `/openapi.json` of a running one.\n"
 
@@ -446,6 +464,74 @@ def _error_rows(children: dict[str, list[griffe.Class]], name: str, depth: int, 
         code = str(value).strip("\"'") if value is not None else inherited
         yield f"{'    ' * depth}* `{each.name}` (`{code}`): {_first_sentence(each)}"
         yield from _error_rows(children, each.name, depth + 1, code)
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+#: The dictionaries that methods of the client return; the types of their fields follow them.
+ANSWERS = (
+    topics.TopicStats,
+    topics.TopicPage,
+    topics.DeletedTopic,
+    topics.History,
+    messages.ReaderRow,
+    topics.ProducerList,
+    topics.ProducerState,
+    topics.NamespaceDescription,
+    service.FindingRow,
+)
+
+
+def _answers() -> Iterator[str]:
+    yield "# plainsong.protocol.answers\n"
+    yield (
+        "The dictionaries that [administration](client.md#administration) returns, for type checkers: each has the names"
+        " of the JSON of the [HTTP interface](../http.md), which says more about them.\n"
+    )
+    seen: list[Any] = []
+    waiting: list[Any] = [*ANSWERS]
+    while waiting:
+        shape = waiting.pop(0)
+        if shape in seen:
+            continue
+        seen.append(shape)
+        inner: list[Any] = []
+        yield f"### {shape.__name__}\n"
+        yield f"{_line(shape.__doc__ or '')}\n"
+        yield "| field | type | is |\n|---|---|---|"
+        for name, field in get_type_hints(shape, include_extras=True).items():
+            marks = [*_descriptions(field)]
+            about = [*([] if name in shape.__required_keys__ else ["not always there"]), *marks[-1:]]
+            yield f"| `{name}` | `{_shape(field, inner)}` | {'; '.join(about)} |".replace(" | None`", " \\| None`")
+        yield ""
+        waiting = inner + waiting
+
+
+def _shape(field: Any, inner: list[Any]) -> str:
+    """A type as it is written; adds the dictionaries in it to ``inner``."""
+    origin, parameters = get_origin(field), get_args(field)
+    if origin in (Annotated, NotRequired):
+        return _shape(parameters[0], inner)
+    if origin is Literal:
+        return ", ".join(map(repr, parameters))
+    if origin in (Union, UnionType):
+        return " | ".join(_shape(each, inner) for each in parameters)
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(_shape(each, inner) for each in parameters)}]"
+    if is_typeddict(field):
+        inner.append(field)
+    return "None" if field is NoneType else str(field.__name__)
+
+
+def _descriptions(field: Any) -> Iterator[str]:
+    """The descriptions of a field, and of its value if it may be None. The last one takes precedence."""
+    if get_origin(field) in (NotRequired, Union, UnionType):
+        for each in get_args(field):
+            yield from _descriptions(each)
+    for mark in getattr(field, "__metadata__", ()):
+        if isinstance(mark, Json) and "description" in mark.keywords:
+            yield str(mark.keywords["description"])
 
 
 # --- the command line ----------------------------------------------------------------------------

@@ -122,21 +122,21 @@ class TopicStats(TypedDict):
     messages: Annotated[Count, Json("number of messages that can be read now")]
     bytes: Annotated[Count, Json("their size in the store")]
     estimated: _Estimated
-    oldestId: IdText | None
-    newestId: IdText | None
-    end: Annotated[IdText, Json("the position after the last published message")]
-    oldestAgeMs: Count | None
-    publishPerSecond: float
-    pollPerSecond: float
-    endToEndMs: DeliveryStats
-    openTransactions: Count
-    producers: Count
-    enabledFrom: IdText | None
-    owner: str | None
-    parkedPolls: Count
+    oldestId: Annotated[IdText, Json("id of the oldest message")] | None
+    newestId: Annotated[IdText, Json("id of the newest message")] | None
+    end: Annotated[IdText, Json("the position after the last published message, even if that has expired")]
+    oldestAgeMs: Annotated[Count, Json("age of the oldest message, in milliseconds")] | None
+    publishPerSecond: Annotated[float, Json("messages published per second, over about the last minute")]
+    pollPerSecond: Annotated[float, Json("messages delivered by polls per second, over about the last minute")]
+    endToEndMs: Annotated[DeliveryStats, Json("milliseconds from publish to delivery, of polls that had waited")]
+    openTransactions: Annotated[Count, Json("number of undecided write pointers with messages in the topic")]
+    producers: Annotated[Count, Json("number of producers that the topic remembers")]
+    enabledFrom: Annotated[IdText, Json("sequence ids count from here on; null: from the first message on")] | None
+    owner: Annotated[str, Json("host:port of the instance that owns the topic; null if there is only one")] | None
+    parkedPolls: Annotated[Count, Json("number of polls that wait for a message now")]
     generation: Positive
-    createdMs: Milliseconds
-    reader: NotRequired[ReaderStats]
+    createdMs: Annotated[Milliseconds, Json("when this generation was created")]
+    reader: NotRequired[Annotated[ReaderStats, Json("only with `?reader=`: the messages after that id")]]
 
 
 @component("MessageCount")
