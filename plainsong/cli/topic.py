@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from plainsong.calls import Call
     from plainsong.chains import ChainReport
     from plainsong.cli.connection import Where
-    from plainsong.protocol.answers.topics import DeletedTopic, TopicRow
+    from plainsong.protocol.answers.topics import DeletedTopic, TopicColumn, TopicRow
 
 
 R = TypeVar("R", "TopicRow", "DeletedTopic")
@@ -119,7 +119,7 @@ def _differing(found: Mapping[str, tuple[str | None, str]]) -> str:
 
 
 #: Columns by which the daemon sorts, and whether the largest come first.
-_COLUMNS = {
+_COLUMNS: dict[str, tuple[TopicColumn, bool]] = {
     "name": ("name", False),
     "messages": ("messages", True),
     "size": ("bytes", True),
@@ -198,7 +198,7 @@ def _show_rows(
         output.echo_lines(table(found))
 
 
-def _sorted(client: Client, column: str, descending: bool) -> list[TopicRow]:
+def _sorted(client: Client, column: TopicColumn, descending: bool) -> list[TopicRow]:
     """All topics of the namespace in the order of a column."""
     order = "desc" if descending else "asc"
     query = {"namespace": client.namespace, "sort": column, "order": order, "limit": 500}

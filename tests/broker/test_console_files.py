@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from broker_in_process import in_process
 
 from broker.api.operations.console import FILES, files
+from plainsong.protocol.answers.topics import TopicColumn
 
 PAGES = [
     "/console",
@@ -100,6 +102,12 @@ async def test_when_switched_off_there_is_no_console():
     async with in_process(console__enabled=False) as daemon:
         for path in (*PAGES, "/console/", "/console/main.js"):
             await daemon.call("GET", path, status=404, code="not_found")
+
+
+def test_the_columns_of_the_overview_are_those_that_the_daemon_sorts_by():
+    page = (FILES / "pages/overview.js").read_text(encoding="utf-8")
+    listed = re.search(r"const COLUMNS = \[(.*?)\];", page, re.DOTALL)[1]
+    assert re.findall(r'\["(\w+)"', listed) == [*get_args(TopicColumn)]
 
 
 def test_the_console_is_smaller_than_300_kib():
