@@ -12,7 +12,6 @@ from typing import (
     Union,
     get_args,
     get_origin,
-    get_type_hints,
     is_typeddict,
 )
 
@@ -36,7 +35,8 @@ class Shapes:
         if shape in _SCALARS:
             return {"type": _SCALARS[shape]}
         if is_typeddict(shape):
-            return self._named(self._record(shape), COMPONENTS.get(shape, Component()))
+            shown = COMPONENTS.get(shape, Component())
+            return ref(shown.name) if shown.name in self.components else self._named(self._record(shape, shown), shown)
         origin, parameters = get_origin(shape), get_args(shape)
         if origin is Annotated:
             return self._annotated(shape)
@@ -77,13 +77,12 @@ class Shapes:
             schema = {**schema, "description": shown.description}
         if not shown.name:
             return schema
-        self.components.setdefault(shown.name, schema)
+        self.components.setdefault(shown.name, schema)  # requests may have described it
         return ref(shown.name)
 
-    def _record(self, shape: Any) -> Schema:
-        hints = get_type_hints(shape, include_extras=True)
+    def _record(self, shape: Any, shown: Component) -> Schema:
+        hints = shape.__annotations__  # no strings: the modules of answers do not postpone them
         made: Schema = {"type": "object", "properties": {name: self.schema(field) for name, field in hints.items()}}
         if required := [name for name in hints if name in shape.__required_keys__]:
             made["required"] = required
-        is_open = COMPONENTS.get(shape, Component()).is_open
-        return made if is_open else {**made, "additionalProperties": False}
+        return made if shown.is_open else {**made, "additionalProperties": False}

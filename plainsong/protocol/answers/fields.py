@@ -23,7 +23,7 @@ class Component(NamedTuple):
     """True if an answer may have further fields."""
 
 
-#: Types of answers that are not shown by default: in place, without further fields.
+#: Types with a name, with a description, or open to further fields; all others are written out where they are used.
 COMPONENTS: dict[object, Component] = {}
 
 
