@@ -49,6 +49,11 @@ def program(client: Client) -> None:
     reveal_type(client.stream("t").publish(b"x").result())  # is Receipt
     reveal_type(client.publisher("t").send(b"x").result())  # is MessageId
     client.admin.stats("t")["mesages"]  # refused
+    reveal_type(client.admin.overview()["topics"][0]["publishPerSecond"])  # is float
+    reveal_type(client.admin.producers("t")["producers"][0]["persisted"])  # is int
+    reveal_type(client.admin.namespaces.show()["deduplication"]["enabled"])  # is bool
+    client.admin.attention()[0]["sevrity"]  # refused
+    client.admin.reader("t", "r")["positon"]  # refused
     with client.transaction() as tx:
         tx.publish("t", 17)  # refused
         tx.publish("t", Order(1), serializer=Order)
