@@ -502,7 +502,7 @@ def _answers() -> Iterator[str]:
         yield "| field | type | is |\n|---|---|---|"
         for name, field in get_type_hints(shape, include_extras=True).items():
             marks = [*_descriptions(field)]
-            about = [*([] if name in shape.__required_keys__ else ["not always there"]), *marks[-1:]]
+            about = [*([] if name in shape.__required_keys__ else ["may be absent"]), *marks[-1:]]
             yield f"| `{name}` | `{_shape(field, inner)}` | {'; '.join(about)} |".replace(" | None`", " \\| None`")
         yield ""
         waiting = inner + waiting
