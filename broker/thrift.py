@@ -71,7 +71,7 @@ log = logging.getLogger("plainsong.thrift")
 _UNKNOWN_CLIENT = "unknown"
 
 
-class _Asked(NamedTuple):
+class _ServiceAsk(NamedTuple):
     """A call that is one request to the service."""
 
     ask: Ask[Any]
@@ -90,7 +90,7 @@ class TephraMethods:
 
     def __init__(self, service: TransactionService) -> None:
         self._service = service
-        self._asks: dict[str, Callable[..., _Asked]] = {
+        self._asks: dict[str, Callable[..., _ServiceAsk]] = {
             "startLong": partial(_begin, TransactionType.LONG),
             "startLongClientId": partial(_begin, TransactionType.LONG),
             "startShort": partial(_begin, TransactionType.SHORT),
@@ -99,10 +99,12 @@ class TephraMethods:
             "startShortWithTimeout": partial(_begin, TransactionType.SHORT, _UNKNOWN_CLIENT),
             "startShortWithClientIdAndTimeOut": partial(_begin, TransactionType.SHORT),
             "canCommitTx": _can_commit,
-            "canCommitOrThrow": lambda transaction_id, changes: _Asked(_prepare(transaction_id, changes), _nothing),
+            "canCommitOrThrow": lambda transaction_id, changes: _ServiceAsk(
+                _prepare(transaction_id, changes), _nothing
+            ),
             "commitTx": _commit_whole,
             # The service has the right write pointer: a wrong one would move every reader's read pointer.
-            "commitOrThrow": lambda transaction_id, _: _Asked(Commit(transaction_id), _nothing),
+            "commitOrThrow": lambda transaction_id, _: _ServiceAsk(Commit(transaction_id), _nothing),
             "abortTx": _abort,
             "invalidateTx": _invalidate,
             "checkpoint": _checkpoint,
@@ -194,35 +196,35 @@ def _begin(
     type: TransactionType,  # noqa: A002  # the contract's word
     client_id: str | None = _UNKNOWN_CLIENT,
     timeout_s: int | None = None,
-) -> _Asked:
+) -> _ServiceAsk:
     """Begin durably: Tephra's clients write to other stores, where a pointer on no list counts as committed."""
-    return _Asked(Begin(type, timeout_s, _named(client_id), durable=True), _transaction_of)
+    return _ServiceAsk(Begin(type, timeout_s, _named(client_id), durable=True), _transaction_of)
 
 
 def _prepare(transaction_id: int, changes: Sequence[bytes]) -> Prepare:
     return Prepare(transaction_id, changes, sum(map(len, changes)))
 
 
-def _can_commit(transaction: Transaction, changes: Sequence[bytes]) -> _Asked:
+def _can_commit(transaction: Transaction, changes: Sequence[bytes]) -> _ServiceAsk:
     conflicts = {TransactionConflict: False, TransactionTooLarge: False}
-    return _Asked(_prepare(transaction.transaction_id, changes), _true, conflicts)
+    return _ServiceAsk(_prepare(transaction.transaction_id, changes), _true, conflicts)
 
 
-def _commit_whole(transaction: Transaction) -> _Asked:
-    return _Asked(Commit(transaction.transaction_id), _true, {TransactionConflict: False})
+def _commit_whole(transaction: Transaction) -> _ServiceAsk:
+    return _ServiceAsk(Commit(transaction.transaction_id), _true, {TransactionConflict: False})
 
 
-def _abort(transaction: Transaction) -> _Asked:
-    return _Asked(Abort(transaction.transaction_id), _nothing, {TransactionNotFound: None})  # as Tephra does
+def _abort(transaction: Transaction) -> _ServiceAsk:
+    return _ServiceAsk(Abort(transaction.transaction_id), _nothing, {TransactionNotFound: None})  # as Tephra does
 
 
-def _invalidate(transaction_id: int) -> _Asked:
+def _invalidate(transaction_id: int) -> _ServiceAsk:
     unknown = {TransactionNotFound: False, TransactionNotInProgress: False}
-    return _Asked(Invalidate(transaction_id), lambda decision: decision.changed, unknown)
+    return _ServiceAsk(Invalidate(transaction_id), lambda decision: decision.changed, unknown)
 
 
-def _checkpoint(transaction: Transaction) -> _Asked:
-    return _Asked(Checkpoint(transaction.transaction_id, transaction), _transaction_of)
+def _checkpoint(transaction: Transaction) -> _ServiceAsk:
+    return _ServiceAsk(Checkpoint(transaction.transaction_id, transaction), _transaction_of)
 
 
 def _transaction_of(begun: Begun) -> Transaction:
@@ -237,7 +239,7 @@ def _nothing(_: object) -> None:
     return None
 
 
-def _reply(call: Call, asked: _Asked, outcome: Any) -> bytes:
+def _reply(call: Call, asked: _ServiceAsk, outcome: Any) -> bytes:
     """Return the answer to a call, from the outcome of its request."""
     if not isinstance(outcome, Exception):
         return encode_result(call, asked.result(outcome))
