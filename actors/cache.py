@@ -17,16 +17,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from actors.chunks import Chunk
-from actors.kept_pages import KeptPages
+from actors.kept_chunks import KeptChunks
 from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, NO_PAYLOAD_PART, after
-from plainsong.protocol.page import offsets_in
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Mapping, Sequence
 
     from plainsong.protocol.page import Page
-    from plainsong.protocol.topic.asks import Span
     from plainsong.protocol.topic.reading import Paging
 
 #: No item has a time to live of its own.
@@ -37,18 +35,18 @@ NONE: Mapping[int, Mapping[str, str]] = MappingProxyType({})
 SEAL_BYTES = 64 * 1024
 
 
-#: Kept pages may take 1/PAGES_PART of the budget.
-PAGES_PART = 8
+#: Kept chunks may take 1/KEPT_PART of the budget.
+KEPT_PART = 8
 
 
 class CacheBudget:
-    """The memory budget for the chunks and pages of all topics; the oldest chunks are dropped beyond it."""
+    """The memory for the chunks of all topics, recent and kept ones; the oldest recent ones are dropped beyond it."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        #: Pages of the store that are likely to be read again or next; their memory counts like that of chunks.
-        self.pages = KeptPages(max_bytes // PAGES_PART)
+        #: Messages of the store that are likely to be read again or next.
+        self.kept = KeptChunks(max_bytes // KEPT_PART)
         self.hits = 0
         self.misses = 0
         #: Number of changes to cached messages, over all topics; the source of ``TopicCache.revision``.
@@ -82,7 +80,7 @@ class TopicCache:
         #: The cache is complete from this bound on; valid only while there are chunks.
         self.since = FIRST_BOUND
         self.chunks: list[Chunk] = []
-        #: Key prefixes of generations that may have kept pages.
+        #: Key prefixes of generations that may have kept chunks.
         self._prefixes: set[bytes] = set()
         #: Changes whenever messages that were read before may have changed; unique over all caches.
         self.revision = 0
@@ -182,34 +180,9 @@ class TopicCache:
         """Return the chunks with messages from ``bound`` on."""
         return self.chunks[max(0, bisect_right(self.chunks, bound, key=_first_of) - 1) :]
 
-    def kept_page(self, span: Span, limit: int, max_bytes: int) -> Page | None:
-        """Return a kept page of the store, if there is one; counts a hit or a miss."""
-        pages = self.budget.pages
-        before = pages.bytes
-        page = pages.find(span, limit, max_bytes)
-        if page is None:
-            self.budget.misses += 1
-        else:
-            self.budget.hits += 1
-            self.budget.changed(pages.bytes - before)
-        return page
-
-    def offer_page(
-        self, paging: Paging, page: Page, limit: int, max_bytes: int, turn: int, *, ahead: bool = False
-    ) -> None:
-        """Keep a page from the store if it is worth it; see ``KeptPages.offer``."""
-        self._kept(paging, self.budget.pages.offer(paging, page, limit, max_bytes, turn, ahead=ahead))
-
-    def offer_stretch(self, paging: Paging, page: Page, turn: int) -> bool:
-        """Keep the messages of a page as a stretch, and return True if it was kept; see ``KeptPages.offer_stretch``."""
-        if not page.count:
-            return False
-        wire = b"".join(page.parts)
-        chunk = Chunk(wire[1 : 1 + ID_BYTES])
-        chunk.hold(wire, offsets_in(wire), NO_EXPIRIES, (), NONE)
-        return self._kept(paging, self.budget.pages.offer_stretch(paging, page, chunk, turn))
-
-    def _kept(self, paging: Paging, grown: int | None) -> bool:
+    def keep(self, paging: Paging, page: Page, turn: int, *, is_ahead: bool = False) -> bool:
+        """Keep the messages of a page from the store, and return True if it was kept; see ``KeptChunks.keep``."""
+        grown = self.budget.kept.keep(paging, page, turn, is_ahead=is_ahead)
         if grown is None:
             return False
         self._prefixes.add(paging.span.prefix)
@@ -223,10 +196,10 @@ class TopicCache:
         self.budget.closed(chunk)
 
     def clear(self) -> None:
-        """Drop all chunks and kept pages: after a crash, a deletion, a re-creation."""
+        """Drop all chunks, kept ones too: after a crash, a deletion, a re-creation."""
         self._revise()
         self.start_over()
-        self.budget.changed(self.budget.pages.forget(self._prefixes))
+        self.budget.changed(self.budget.kept.forget(self._prefixes))
         self._prefixes.clear()
 
     def start_over(self) -> None:

@@ -1,36 +1,38 @@
-"""Reads pages of topics, and reads ahead: while a catching-up reader handles one page, the next one is read.
+"""Reads pages of topics, and decides which messages of the store to keep, and which to read ahead.
 
-Such a reader requests page after page, each from the end of the last one. Without reading ahead either the store idles,
-while a page is sent and handled, or the reader does, while the store reads. So from the second page of a walk on, the
-page after it is read before it is requested, and kept (``actors.kept_pages``). If the request arrives during the read,
-it waits for the result instead of reading again.
+Everything that is kept for reading is in one cache (``actors.cache``): the recent messages of each topic, and chunks of
+older ones (``actors.kept_chunks``). A page is kept when it is read for the second time, since consumers that replay a
+topic request the same pages.
+
+A reader that catches up requests page after page, each from the end of the last one. Without reading ahead either the
+store idles, while a page is sent and handled, or the reader does, while the store reads. So from the second page of a
+walk on, what follows a page is read before it is requested, and kept. If the request arrives during the read, it waits
+for the result instead of reading again.
 
     a walk     page 1     page 2        page 3     page 4
     the store  reads 1    reads 2, 3    reads 4    reads 5
 
-A reader that asks again at once gains nothing: its request and the read compete for the interpreter's lock. At the end
-of a walk one page is read for nothing. Only one page is read ahead at a time, since several readers keep the store busy
-anyway. Only pages that are the same for every reader are kept: pages of plain messages that ended at a limit.
-
-For a page of a few messages, most of the store's time is spent on starting the read. So after small pages of a walk a
-*stretch* of hundreds of messages is read, from which pages of any limits are cut; the next stretch is read once half of
-it was requested.
+For a page of a few messages, most of the store's time is spent on starting the read. So what is read ahead after a
+small page is hundreds of messages, and the next chunk is read once half of them were requested. After a large page it
+is one more page, and only for a reader that pauses: the request of another one and the read would compete for the
+interpreter's lock. At the end of a walk one chunk is read for nothing. Only one is read ahead at a time, since several
+readers keep the store busy anyway.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import trio
 
-from actors.kept_pages import PageKind, Remembered, stretch_kind
-from actors.reading import feed_cached, feed_chunk, read_page, walk_rows
+from actors.reading import feed_cached, feed_kept, read_page, read_stored, walk_rows
 from plainsong.protocol.errors import PlainsongError
-from plainsong.protocol.ids import FIRST_BOUND, LAST_BOUND, after
+from plainsong.protocol.ids import FIRST_BOUND, ID_BYTES, LAST_BOUND, after
 from plainsong.protocol.page import Page
 from plainsong.protocol.topic.reading import Paging
 from plainsong.protocol.transactions.view import AsOfView
@@ -45,26 +47,56 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.view import View
     from storage.base import Store
 
-    #: Identifies a page before it is read: its kind, and the bound where it begins.
-    _Start = tuple[PageKind, bytes]
+    #: A position of a generation: the prefix of its keys, and a bound.
+    _Place = tuple[bytes, bytes]
+    #: The maximum of a page, in messages and bytes.
+    _Bounds = tuple[int, int]
 
+K = TypeVar("K")
+V = TypeVar("V")
 log = logging.getLogger(__name__)
 #: Concurrent reads ahead.
 AT_ONCE = 1
-#: The smallest page, in bytes, after which the next page is read ahead. For smaller ones reading ahead costs more than
-#: reading: a stretch is read instead.
-LEAST_BYTES = 64 << 10
-#: Read ahead only for readers that take at least this long from one page to the next request. A load generator in C
-#: takes 0.6 ms for 10 000 messages of 100 bytes, the Python client 6 ms.
+#: After a page of at least this many bytes, as much as that page may have is read ahead.
+LARGE_BYTES = 64 << 10
+#: Such a page is read ahead for readers that take at least this long from one page to the next request. A load
+#: generator in C takes 0.6 ms for 10 000 messages of 100 bytes, the Python client 6 ms.
 LEAST_PAUSE_S = 0.001
-#: The maximum of a stretch, in bytes and messages.
-STRETCH_BYTES, STRETCH_MESSAGES = 256 << 10, 5_000
-#: How many ends of pages to remember, to detect readers that continue there.
+#: What is read ahead after a smaller page: the maximum in messages and bytes.
+AHEAD = 5_000, 256 << 10
+#: How many starts and ends of recent pages to remember, to detect rereads, and readers that walk.
 REMEMBERED = 1024
 
 
+class Remembered(Generic[K, V]):
+    """A map of bounded size that drops the oldest entry."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: OrderedDict[K, V] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, key: K, value: V) -> V | None:
+        """Add a value as the newest; return the previous value of this key, if any."""
+        old = self._values.pop(key, None)
+        self._values[key] = value
+        if len(self._values) > self._most:
+            self._values.popitem(last=False)
+        return old
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key; None if it is not remembered."""
+        return self._values.get(key)
+
+    def forget(self, key: K) -> V | None:
+        """Remove a key; return its value, or None if it was not remembered."""
+        return self._values.pop(key, None)
+
+
 class Pages:
-    """Reads pages of topics, from the scan cache or the store, and the next ones ahead while ``run`` is running."""
+    """Reads pages of topics, from the cache or the store, and the next ones ahead while ``run`` is running."""
 
     def __init__(self, store: Store, directory: Directory, *, clock: Callable[[], float] = perf_counter) -> None:
         """``clock``: a monotonic clock, in seconds."""
@@ -72,12 +104,14 @@ class Pages:
         self._directory = directory
         self._clock = clock
         self._nursery: trio.Nursery | None = None
-        #: For the start of a next page: when the page before it was read.
-        self._ends: Remembered[_Start, float] = Remembered(REMEMBERED)
-        #: By generation prefix, the last range from which no stretch could be made.
+        #: The first messages of recent pages.
+        self._firsts: Remembered[_Place, bool] = Remembered(REMEMBERED)
+        #: Where recent pages ended, and when they were returned.
+        self._ends: Remembered[_Place, float] = Remembered(REMEMBERED)
+        #: By generation prefix, the last range that was read ahead and could not be kept.
         self._not_kept: Remembered[bytes, tuple[bytes, bytes]] = Remembered(REMEMBERED)
-        #: Set when a read ahead ends, successful or not.
-        self._under_way: dict[_Start, trio.Event] = {}
+        #: By start; set when a read ahead ends, successful or not.
+        self._under_way: dict[_Place, trio.Event] = {}
 
     async def run(self) -> None:
         """Read ahead, until cancelled."""
@@ -99,22 +133,30 @@ class Pages:
     ) -> Page:
         """Return the next messages of a span; see ``actors.reading.read_page``. Raises StoreError."""
         cache = self._directory.cache(name)
-        bounds = {"limit": limit, "max_bytes": max_bytes}
-        from_store = partial(read_page, self._store, cache, span, **bounds, view=view, with_pointers=with_pointers)
-        if cache is None or isinstance(view, AsOfView):
-            return await from_store()
-        arrived_s, turn = self._clock(), cache.budget.pages.turn
-        kind = PageKind(span.prefix, limit, max_bytes)
-        for each in (kind, stretch_kind(span.prefix)) if self._under_way else ():
-            under_way = self._under_way.get((each, span.start))
-            if under_way is not None:
-                await under_way.wait()
-        page = self._of_stretch(cache, span, Paging(span, limit, max_bytes, view, with_pointers=with_pointers))
+        if cache is None or isinstance(view, AsOfView) or span.start >= span.until:
+            # Kept chunks are for readers of the present.
+            return await read_page(
+                self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
+            )
+        arrived_s, turn = self._clock(), cache.budget.kept.turn
+        under_way = self._under_way.get((span.prefix, span.start))
+        if under_way is not None:
+            await under_way.wait()
+        bounds = limit, max_bytes
+        paging = partial(Paging, span, *bounds, view, with_pointers=with_pointers)
+        page = self._in_memory(cache, span, paging())
         if page is not None:
             cache.budget.hits += 1
-        else:
-            page = await from_store()
-            self._go_on(cache, kind, span, page, arrived_s, turn)
+            if page.end == "more" and page.payload_bytes >= LARGE_BYTES:
+                self._follow(cache, span, page, bounds, arrived_s, turn)
+            return page
+        cache.budget.misses += 1
+        walk = await read_stored(self._store, paging)
+        page = walk.page()
+        if page.end == "more" and page.count and walk.is_plain:
+            if self._was_read(span.prefix, page):
+                cache.keep(walk, page, turn)
+            self._follow(cache, span, page, bounds, arrived_s, turn)
         return page
 
     def read_now(
@@ -139,13 +181,12 @@ class Pages:
         cache = self._directory.cache(name)
         if cache is None:
             return None
+        if not cache.covers(span.prefix, span.start):
+            kept = next(cache.budget.kept.from_start(span), None)
+            if kept is not None and kept.count <= limit and at_once_bytes < len(kept.wire) <= max_bytes:
+                return None  # the page has all of it
         paging = Paging(span, limit, min(max_bytes, at_once_bytes), view, with_pointers=with_pointers)
-        if feed_cached(cache, span, paging):
-            page: Page | None = paging.page()
-        elif (size := cache.budget.pages.bytes_of(span, limit, max_bytes)) is not None:
-            return cache.kept_page(span, limit, max_bytes) if size <= at_once_bytes else None
-        else:
-            page = self._of_stretch(cache, span, paging)
+        page = self._in_memory(cache, span, paging)
         if page is None or page.payload_bytes > at_once_bytes:  # a page has at least one message, of any size
             return None
         if page.end == "more" and page.count < limit and at_once_bytes < max_bytes:
@@ -153,80 +194,64 @@ class Pages:
         cache.budget.hits += 1
         return page
 
-    def _of_stretch(self, cache: TopicCache, span: Span, paging: Paging) -> Page | None:
-        """Return a page that kept stretches cover completely, else None; reads the next stretch ahead if it is time."""
-        chunks = cache.budget.pages.stretch(span)
-        if not chunks or cache.covers(span.prefix, span.start):
+    def _in_memory(self, cache: TopicCache, span: Span, paging: Paging) -> Page | None:
+        """Return a page if it is in memory, else None; read on if it is near the end of what was read ahead."""
+        if feed_cached(cache, span, paging):
+            return paging.page()
+        kept = feed_kept(cache, span, paging)
+        if kept is None:
             return None
-        rest = span
-        for chunk in chunks:
-            if not feed_chunk(chunk, rest, paging):
-                break
-            rest = replace(
-                span, since=after(chunk.id_at(len(chunk) - 1))
-            )  # the next one may begin before this one ends
         page = paging.page()
-        if page.end != "more" or page.last_id is None:
-            return None  # it may continue after the stretch
-        if len(chunks) == 1 and page.last_id > chunk.id_at(len(chunk) // 2):
-            behind = replace(span, since=after(chunk.id_at(len(chunk) - 1)))
-            self._begin(cache, stretch_kind(span.prefix), behind, cache.budget.pages.turn)
+        assert page.last_id is not None  # it has messages
+        if kept.is_ahead and page.payload_bytes < LARGE_BYTES and kept.is_nearly_read(page.last_id):
+            self._begin(cache, replace(span, since=after(kept.last_id)), AHEAD, cache.budget.kept.turn)
         return page
 
-    def _go_on(self, cache: TopicCache, kind: PageKind, span: Span, page: Page, arrived_s: float, turn: int) -> None:
-        """Remember where a page ended, and begin to read ahead if its reader walks through the topic, and not too fast.
+    def _follow(self, cache: TopicCache, span: Span, page: Page, bounds: _Bounds, arrived_s: float, turn: int) -> None:
+        """Remember where a page ended, and read ahead if its reader walks through the topic.
 
         Args:
-          arrived_s: when the page was requested.
-          turn: ``KeptPages.turn`` of when the span was made: pages dropped since must not be kept again.
+          bounds: of the page.
+          arrived_s: when it was requested.
+          turn: ``KeptChunks.turn`` of when the span was made.
         """
-        pages = cache.budget.pages
-        if page.last_id is None or not pages.may_keep(kind, page):
+        assert page.last_id is not None  # it has messages
+        following = replace(span, since=after(page.last_id))
+        ended_s = self._ends.forget((span.prefix, span.start))
+        self._ends.add((span.prefix, following.start), self._clock())
+        if ended_s is None:
             return
-        begun_s = self._ends.forget((kind, span.start))
-        behind = replace(span, since=after(page.last_id))
-        self._ends.add((kind, behind.start), self._clock())
-        if begun_s is None:
-            return
-        if page.payload_bytes < LEAST_BYTES:
-            self._begin(cache, stretch_kind(span.prefix), behind, turn)
-        elif arrived_s - begun_s >= LEAST_PAUSE_S and page.payload_bytes <= pages.max_bytes // 2:
+        if page.payload_bytes < LARGE_BYTES:
+            self._begin(cache, following, AHEAD, turn)
+        elif arrived_s - ended_s >= LEAST_PAUSE_S and page.payload_bytes <= cache.budget.kept.max_bytes // 2:
             # The next page may be larger, but will probably fit.
-            self._begin(cache, kind, behind, turn)
+            self._begin(cache, following, bounds, turn)
 
-    def _begin(self, cache: TopicCache, kind: PageKind, span: Span, turn: int) -> None:
-        """Begin to read a page or stretch ahead, unless it is in memory, or another one is being read ahead."""
-        start, pages = (kind, span.start), cache.budget.pages
-        if (
-            self._nursery is None
-            or len(self._under_way) >= AT_ONCE
-            or span.start >= span.until
-            or cache.covers(span.prefix, span.start)
-        ):
+    def _was_read(self, prefix: bytes, page: Page) -> bool:
+        """True if a page with the same first message was read recently; remembers this one."""
+        return self._firsts.add((prefix, page.parts[0][1 : 1 + ID_BYTES]), True) is not None
+
+    def _begin(self, cache: TopicCache, span: Span, bounds: _Bounds, turn: int) -> None:
+        """Begin to read ahead from the start of ``span``, unless that is in memory, or another read is under way."""
+        if self._nursery is None or len(self._under_way) >= AT_ONCE or span.start >= span.until:
             return
-        if kind.limit:
-            if pages.bytes_of(span, kind.limit, kind.max_bytes) is not None:
-                return
-        else:
-            first, last = self._not_kept.get(span.prefix) or (LAST_BOUND, FIRST_BOUND)
-            if first <= span.start <= last or pages.stretch(span):
-                return
-        self._nursery.start_soon(self._read, cache, start, span, turn)
+        kept = cache.budget.kept
+        first, last = self._not_kept.get(span.prefix) or (LAST_BOUND, FIRST_BOUND)
+        if first <= span.start <= last or cache.covers(span.prefix, span.start) or kept.covers(span):
+            return
+        messages, most_bytes = bounds
+        start = span.prefix, span.start
+        walk = Paging(span, messages, min(most_bytes, kept.max_bytes))
         self._under_way[start] = trio.Event()
+        self._nursery.start_soon(self._read_ahead, cache, start, walk, turn)
 
-    async def _read(self, cache: TopicCache, start: _Start, span: Span, turn: int) -> None:
-        kind, _ = start
+    async def _read_ahead(self, cache: TopicCache, start: _Place, walk: Paging, turn: int) -> None:
         try:
-            most_bytes = min(kind.max_bytes or STRETCH_BYTES, cache.budget.pages.max_bytes)
-            paging = Paging(span, kind.limit or STRETCH_MESSAGES, most_bytes)
             cache.budget.misses += 1
-            await walk_rows(self._store, paging)
-            page = paging.page()
-            if not kind.limit:
-                if not cache.offer_stretch(paging, page, turn) and turn == cache.budget.pages.turn:
-                    self._not_kept.add(span.prefix, (span.start, page.last_id or span.until))
-            elif most_bytes == kind.max_bytes or page.count == kind.limit:  # else it may have been cut too early
-                cache.offer_page(paging, page, kind.limit, kind.max_bytes, turn, ahead=True)
+            await walk_rows(self._store, walk)
+            page = walk.page()
+            if not cache.keep(walk, page, turn, is_ahead=True) and turn == cache.budget.kept.turn:
+                self._not_kept.add(walk.span.prefix, (walk.span.start, page.last_id or walk.span.until))
         except PlainsongError as error:
             # The reader's own request will meet the error, and report it.
             log.debug("nothing was read ahead", extra={"why": error.detail})

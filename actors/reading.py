@@ -6,11 +6,14 @@ Below the read watermark only the signs of write pointers change, so pages need 
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import GenerationChanged, ProducerExpired, ProducerNotFound
+from plainsong.protocol.ids import after
 from plainsong.protocol.keys import PRODUCER, PRODUCERS, system_key
 from plainsong.protocol.page import Page
 from plainsong.protocol.topic.asks import GetProducer
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from actors.cache import TopicCache
     from actors.chunks import Chunk
     from actors.directory import Directory
+    from actors.kept_chunks import KeptChunk
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.asks import ProducerView, Span
     from plainsong.protocol.topic.reading import Rows, Walk
@@ -43,7 +47,7 @@ async def read_page(
     view: View | None = None,
     with_pointers: bool = False,
 ) -> Page:
-    """Return the next messages of ``span``, from the cache if it has all of them or has kept the page.
+    """Return the next messages of ``span``, from the scan cache if it has all of them.
 
     Args:
       limit: maximum number of messages, at least 1.
@@ -51,31 +55,34 @@ async def read_page(
       view: what the reader may see; None: everything, including undecided and rolled back messages.
       with_pointers: fill ``Page.pointers``.
     Raises:
-      StoreError: the store could not be read; nothing else is affected. A page ends before a damaged block; the next
-        page begins at the block, and raises Unreadable.
+      StoreError: see ``read_stored``.
     """
     if span.start >= span.until:
         return Page(last_id=span.resume)
-    paging = Paging(span, limit, max_bytes, view, with_pointers=with_pointers)
-    if cache is not None and feed_cached(cache, span, paging):
-        cache.budget.hits += 1
-        return paging.page()
-    if isinstance(view, AsOfView):
-        cache = None  # kept pages are only for readers of the present
-    kept = None if cache is None else cache.kept_page(span, limit, max_bytes)
-    if kept is not None:
-        return kept
-    turn = 0 if cache is None else cache.budget.pages.turn
-    try:
-        await walk_rows(store, paging)
-    except Unreadable:
-        paging = Paging(span, limit, max_bytes, view, with_pointers=with_pointers)
-        await _walk_to_damage(store, paging)
-        return paging.page()
-    page = paging.page()
+    paging = partial(Paging, span, limit, max_bytes, view, with_pointers=with_pointers)
     if cache is not None:
-        cache.offer_page(paging, page, limit, max_bytes, turn)
-    return page
+        cached = paging()
+        if feed_cached(cache, span, cached):
+            cache.budget.hits += 1
+            return cached.page()
+        cache.budget.misses += 1
+    return (await read_stored(store, paging)).page()
+
+
+async def read_stored(store: Store, paging: Callable[[], Paging]) -> Paging:
+    """Return a walk of ``paging`` that has read its page from the store.
+
+    Raises:
+      StoreError: the store could not be read; nothing else is affected. A page ends before a damaged block; the next
+        page begins at the block, and raises Unreadable.
+    """
+    walk = paging()
+    try:
+        await walk_rows(store, walk)
+    except Unreadable:
+        walk = paging()
+        await _walk_to_damage(store, walk)
+    return walk
 
 
 async def _walk_to_damage(store: Store, paging: Paging) -> None:
@@ -121,6 +128,26 @@ def feed_cached(cache: TopicCache, span: Span, paging: Paging) -> bool:
         if chunk.first >= span.until or not feed_chunk(chunk, span, paging):
             break
     return True
+
+
+def feed_kept(cache: TopicCache, span: Span, paging: Paging) -> KeptChunk | None:
+    """Feed a page from kept chunks; return the last of them, or None if they do not have all of the page.
+
+    Such a page ends at its limits, and its messages are plain.
+    """
+    last = None
+    rest = span
+    for kept in cache.budget.kept.from_start(span):
+        last = kept
+        is_whole = rest.start <= kept.first and kept.last_id < span.until
+        if is_whole and paging.fits(kept.count, len(kept.wire)):
+            paging.feed_part(kept.wire, kept.count, kept.last_id)
+        elif not feed_chunk(kept.chunk, rest, paging):
+            break
+        rest = replace(span, since=after(kept.last_id))  # the next one may begin before this one ends
+    if last is not None and not paging.done and last.next_id:
+        paging.end_before(last.next_id, last.next_size)
+    return last if paging.done else None
 
 
 def feed_chunk(chunk: Chunk, span: Span, paging: Paging) -> bool:

@@ -31,9 +31,10 @@ from bench.daemon import Daemon, daemon
 from bench.generator import loads_everywhere, run_load, started
 from bench.seed import seed
 from plainsong.protocol.ids import FIRST_BOUND
+from storage.leveldb.volume_list import remove_volume
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 SIZE = 100
 SEEDED = 200_000
@@ -44,8 +45,10 @@ STEADY_PER_S = 6_000
 STEADY_BYTES = 2_000
 #: Requests of one walk: they are arguments of the load generator.
 MAX_REQUESTS = 4_000
+#: The loads at that rate, and the properties of their topics: of the second one a volume is dropped every few seconds.
+LOADED: dict[str, dict[str, object]] = {"steady": {}, "expiring": {"ttl": 1}}
 #: Small volumes and buffers, so that tables are written and files removed within a few seconds.
-STEADY = {"storage_write_buffer_bytes": 4 << 20, "storage_volume_bytes": 32 << 20}
+STEADY = {"storage_write_buffer_bytes": 4 << 20, "storage_volume_bytes": 32 << 20, "retention_interval_s": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,11 @@ def _sets(*changes: tuple[str, object]) -> Callable[[], None]:
             _set(place, value)
 
     return off
+
+
+def _remove_at_once(path: Path) -> Iterator[float]:
+    remove_volume(path)
+    yield from ()
 
 
 PUBLISHES = ("single x1", "single x16", "single x50", "batch x1", "batch x4")
@@ -117,23 +125,25 @@ MECHANISMS: dict[str, Mechanism] = {
         _sets(("storage.leveldb.engine.background:BackgroundThread.find", lambda self, start: None)),
         ("steady",),
     ),
+    "slow-removal": Mechanism(
+        "the files of a dropped volume are shortened step by step before they are removed",
+        _sets(("storage.leveldb.keeper:remove_slowly", _remove_at_once)),
+        ("expiring",),
+    ),
     "packs": Mechanism(
         "32 messages or more of a commit share a row",
         _sets(("storage.leveldb.engine.packs:MIN_ROWS", 1 << 30)),
         ("batch x1", "batch x4", "walk by 1000", "walk by 10000"),
     ),
     "kept-pages": Mechanism(
-        "a page that was read before is kept, and the next one is read ahead",
-        _sets(
-            ("actors.kept_pages:KeptPages.offer", lambda *_, **__: None),
-            ("actors.kept_pages:KeptPages.may_keep", lambda *_: False),
-        ),
-        ("page of 10000", "walk by 1000", "walk by 10000"),
+        "a page that was read before is kept",
+        _sets(("actors.pages:Pages._was_read", lambda *_: False)),
+        ("page of 10000",),
     ),
-    "stretches": Mechanism(
-        "256 KiB are read ahead for a reader of small pages",
-        _sets(("actors.kept_pages:KeptPages.offer_stretch", lambda *_: None)),
-        ("walk by 10", "walk by 100"),
+    "read-ahead": Mechanism(
+        "the next messages are read before a reader that walks asks for them",
+        _sets(("actors.pages:Pages._begin", lambda *_: None)),
+        ("walk by 10", "walk by 100", "walk by 1000", "walk by 10000"),
     ),
     "kept-answers": Mechanism(
         "the answer to a poll that is asked again is kept",
@@ -163,7 +173,7 @@ class Found:
 class Side:
     """A daemon with its own store, and the loads for it."""
 
-    KINDS = frozenset({"single", "batch", "steady", "page", "walk", "list"})
+    KINDS = frozenset({"single", "batch", "steady", "expiring", "page", "walk", "list"})
 
     def __init__(self, ours: Daemon, firsts: dict[str, Sequence[bytes]], seconds: float) -> None:
         self._ours = ours
@@ -181,8 +191,8 @@ class Side:
         kind, *rest = row.split(" ")
         if kind in ("single", "batch"):
             return self._publish(int(rest[0][1:]), 1 if kind == "single" else 1000)
-        if kind == "steady":
-            return self._steady()
+        if kind in LOADED:
+            return self._steady(**LOADED[kind])
         if kind == "page":
             limit = int(rest[1])
             connections = int(rest[2][1:]) if len(rest) > 2 else 1
@@ -199,18 +209,18 @@ class Side:
             count / result["seconds"], (self._ours.cpu_s() - before_s) / max(count, 1) * 1e6, result["p999_ms"]
         )
 
-    def _topic(self) -> str:
+    def _topic(self, **properties: object) -> str:
         self._topics += 1
         name = f"t{self._topics}"
-        self._ours.create(name)
+        self._ours.ask("PUT", bodies.path(name), properties)
         return name
 
     def _publish(self, connections: int, messages: int) -> Found:
         request = bodies.publish(self._topic(), messages, SIZE)
         return self._timed(lambda: run_load(self._ours.port, connections, request, self._seconds), messages)
 
-    def _steady(self) -> Found:
-        request = bodies.publish(self._topic(), 1, STEADY_BYTES)
+    def _steady(self, **properties: object) -> Found:
+        request = bodies.publish(self._topic(**properties), 1, STEADY_BYTES)
         options = ["--connections", "16", "--seconds", str(3 * self._seconds), "--rate", str(STEADY_PER_S)]
 
         def run() -> dict[str, float]:
@@ -272,7 +282,7 @@ def measure(name: str, rounds: int, seconds: float, scratch: Path) -> list[str]:
     """Return the rows of the table for one mechanism."""
     mechanism = MECHANISMS[name]
     found: dict[tuple[str, str], list[Found]] = {}
-    settings = STEADY if "steady" in mechanism.rows else {}
+    settings = STEADY if LOADED.keys() & set(mechanism.rows) else {}
     with ExitStack() as running:
         sides: dict[str, Side] = {}
         for side, without in (("with", None), ("without", name)):
@@ -293,7 +303,7 @@ def measure(name: str, rounds: int, seconds: float, scratch: Path) -> list[str]:
         wait = median(other.wait_ms / ours.wait_ms for ours, other in pairs)
         lines.append(
             f"| {name} | {row} | {median(rate):.2f} ({rate[0]:.2f} to {rate[-1]:.2f}) | {cpu:.2f} |"
-            f" {f'{wait:.2f}' if row == 'steady' else ''} |"
+            f" {f'{wait:.2f}' if row in LOADED else ''} |"
         )
     return lines
 

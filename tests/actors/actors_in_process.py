@@ -12,6 +12,7 @@ from actors.cache import CacheBudget
 from actors.directory import Directory
 from actors.janitor import Janitor
 from actors.observe import NoObserver, SpaceGuard
+from actors.pages import Pages
 from actors.reading import read_page
 from actors.settings import RetentionConfig, TopicConfig
 from actors.topic import TopicEnvironment
@@ -76,6 +77,9 @@ class Harness:
     janitor: Janitor
     claims: Counter = field(default_factory=Counter)
 
+    def __post_init__(self):
+        self.pages = Pages(self.store, self.directory)
+
     def entry(self, name=NAME):
         return next((each for each in self.directory if each.name == name), None)
 
@@ -99,9 +103,11 @@ class Harness:
         return await self.ask(Look(since, end_before, deadline_s), name)
 
     async def page(self, since=FIRST_BOUND, limit=10**6, max_bytes=10**9, name=NAME, cached=True):
+        """Return the page of a poll; without ``cached`` the store's."""
         span = await self.look(since, name=name)
-        cache = self.directory.cache(name) if cached else None
-        return await read_page(self.store, cache, span, limit=limit, max_bytes=max_bytes)
+        if not cached:
+            return await read_page(self.store, None, span, limit=limit, max_bytes=max_bytes)
+        return await self.pages.read(name, span, limit=limit, max_bytes=max_bytes)
 
     async def read(self, since=FIRST_BOUND, name=NAME, cached=True):
         """Return all payloads."""

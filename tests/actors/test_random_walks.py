@@ -85,9 +85,9 @@ class Walks:
 @pytest.mark.parametrize("seed", range(40))
 async def test_every_page_equals_the_page_of_the_store(seed, monkeypatch):
     random = Random(seed)
-    monkeypatch.setattr(actors_pages, "STRETCH_BYTES", random.choice([500, 2_000, 20_000]))
-    monkeypatch.setattr(actors_pages, "STRETCH_MESSAGES", random.choice([7, 50, 5_000]))
+    monkeypatch.setattr(actors_pages, "AHEAD", (random.choice([7, 50, 5_000]), random.choice([500, 2_000, 20_000])))
     async with actors_of(random) as harness, trio.open_nursery() as nursery:
+        monkeypatch.setattr(actors_pages, "LARGE_BYTES", random.choice([300, 64 << 10]))
         pause_s = random.choice([0.0, LEAST_PAUSE_S])
         pages = Pages(harness.store, harness.directory, clock=count(step=pause_s).__next__)
         nursery.start_soon(pages.run)
@@ -97,8 +97,8 @@ async def test_every_page_equals_the_page_of_the_store(seed, monkeypatch):
         for _ in range(250):
             await walks.step()
         budget = harness.directory.cache(NAME).budget
-        kept = budget.pages
-        assert kept.bytes == sum(each.cost for each in kept._pages.values()) <= kept.max_bytes
+        kept = budget.kept
+        assert kept.bytes == sum(each.cost for each in kept._chunks.values()) <= kept.max_bytes
         assert budget.bytes == kept.bytes + sum(chunk.cost for _, chunk in budget._chunks.values())
         await wait_all_tasks_blocked()
         assert not pages._under_way

@@ -265,6 +265,8 @@ class Paging(Walk):
         self._bytes = 0
         self._last_id: bytes | None = None
         self._cut = False
+        #: The item that did not fit; empty before one was read.
+        self.following = b""
         #: The message after which it ends although there may be more; everything up to it has been read.
         self._read_to: bytes | None = None
 
@@ -320,6 +322,11 @@ class Paging(Walk):
         """Return True if ``count`` more messages with a total of ``size`` bytes are within the bounds."""
         return count <= self._room and size <= self._bytes_room
 
+    def end_before(self, message_id: bytes, size: int) -> None:
+        """End the page if the next visible message, which has ``size`` bytes, is in the span and does not fit."""
+        if message_id < self.span.until and not self.fits(1, size):
+            self._cut = self.done = True
+
     def page(self) -> Page:
         """Return the page. It ends with the span, unless a limit or an undecided message ended it earlier."""
         page = Page(self._parts, self._count, self._bytes, self._last_id)
@@ -356,12 +363,14 @@ class Paging(Walk):
             some = rows if taken == len(rows) else rows[:taken]
             self.feed_part(some.wire(), taken, some[-1][0][-POSITION_BYTES:] + NO_PAYLOAD_PART)
         if taken < len(rows):
+            self.following = rows[taken : taken + 1].wire()
             self._cut = self.done = True
         return not self.done
 
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
         taken = self._fitting(items)
         if taken < len(items):
+            self.following = items[taken]
             self._cut = True
             items = items[:taken]
         if items:

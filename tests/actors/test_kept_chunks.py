@@ -1,4 +1,4 @@
-"""Pages of the store that are requested repeatedly: read twice at most, never stale, never over their bound."""
+"""Messages of the store that are requested repeatedly: read twice at most, never stale, never over their bound."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from actors_in_process import NAME, START_MS, actors, after_receipt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.cache import PAGES_PART
-from actors.kept_pages import PAGE_OVERHEAD_BYTES, REMEMBERED
+from actors.cache import KEPT_PART
+from actors.kept_chunks import KEPT_OVERHEAD_BYTES
+from actors.pages import Pages
 from actors.reading import read_page
 from plainsong.protocol.errors import TopicNotFound
 from plainsong.protocol.ids import FIRST_BOUND, after, before, pack_id
@@ -32,8 +33,8 @@ async def cold(harness, count=40, name=NAME, **properties):
     return receipts
 
 
-def pages_of(harness):
-    return harness.directory.cache(NAME).budget.pages
+def kept(harness):
+    return harness.directory.cache(NAME).budget.kept
 
 
 def shown(page):
@@ -55,7 +56,7 @@ async def test_the_third_request_for_a_page_does_not_touch_the_disk():
     async with actors() as harness:
         await cold(harness)
         assert [await scans_of(harness, limit=10) for _ in range(4)] == [1, 1, 0, 0]
-        assert pages_of(harness).bytes > 0
+        assert kept(harness).bytes > 0
         assert harness.directory.cache(NAME).budget.hits == 2
 
 
@@ -85,14 +86,41 @@ async def test_a_page_is_found_from_every_start_whose_next_message_is_its_first(
         assert await scans_of(harness, since=receipts[11].first_id, limit=10) == 1
 
 
-async def test_pages_with_another_limit_are_kept_separately():
+async def test_pages_with_other_bounds_are_cut_from_kept_chunks_that_cover_them():
     async with actors() as harness:
-        await cold(harness)
-        for _ in range(3):
+        receipts = await cold(harness)
+        for _ in range(2):
             await harness.page(limit=10)
+        assert await scans_of(harness, limit=9) == 0
+        assert await scans_of(harness, limit=10, max_bytes=50) == 0
+        assert await scans_of(harness, since=receipts[4].first_id, limit=6) == 0
+        assert await scans_of(harness, since=receipts[4].first_id, limit=7) == 1, "it ends after the kept messages"
         assert await scans_of(harness, limit=11) == 1
-        assert await scans_of(harness, limit=10, max_bytes=300) == 1
-        assert await scans_of(harness, limit=10) == 0
+        assert await scans_of(harness, limit=40, max_bytes=10_000) == 1
+
+
+async def test_a_page_can_reach_its_limit_of_bytes_at_the_end_of_a_kept_chunk():
+    async with actors() as harness:
+        await harness.create()
+        for size in [100] * 5 + [1_000] * 5:
+            await harness.publish(bytes(size))
+        harness.directory.cache(NAME).start_over()
+        assert [await scans_of(harness, max_bytes=1_000) for _ in range(3)] == [1, 1, 0]
+        assert await scans_of(harness, max_bytes=1_600) == 0, "the next message does not fit either"
+        assert await scans_of(harness, max_bytes=2_000) == 1, "it would"
+
+
+async def test_kept_chunks_may_overlap_but_none_is_inside_another():
+    async with actors() as harness:
+        receipts = await cold(harness)
+        pages = [(0, 10), (5, 10), (2, 4), (20, 4), (18, 10)]
+        for at, limit in pages:
+            for _ in range(2):
+                await scans_of(harness, since=receipts[at].first_id, limit=limit)
+        assert [key[1] for key in sorted(kept(harness)._chunks)] == [receipts[at].first_id for at in (0, 5, 18)]
+        first = receipts[0].first_id
+        assert await scans_of(harness, since=first, limit=15) == 0, "two together have it"
+        assert await scans_of(harness, since=first, limit=16) == 1
 
 
 # --- never stale ------------------------------------------------------------------------------------
@@ -118,13 +146,12 @@ async def test_messages_with_a_ttl_or_a_pointer_or_at_the_end_are_never_in_a_kep
         for _ in range(3):
             assert await scans_of(harness, since=since, limit=2) == 1
             assert await scans_of(harness, limit=100) == 1, "it ends where the topic does"
-        assert len(pages_of(harness)) == 0
+        assert len(kept(harness)) == 0
 
 
 async def test_an_end_bound_limits_a_page_before_it_is_kept_and_after():
     async with actors() as harness:
         await cold(harness)
-        cache = harness.directory.cache(NAME)
         for end in [
             None,
             None,
@@ -134,8 +161,8 @@ async def test_an_end_bound_limits_a_page_before_it_is_kept_and_after():
             pack_id(START_MS + 110, 0),
         ]:
             span = await harness.look(end_before=end)
-            found = [await read_page(harness.store, each, span, limit=10, max_bytes=10_000) for each in (cache, None)]
-            assert shown(found[0]) == shown(found[1])
+            stored = await read_page(harness.store, None, span, limit=10, max_bytes=10_000)
+            assert shown(await harness.pages.read(NAME, span, limit=10, max_bytes=10_000)) == shown(stored)
 
 
 async def test_a_deletion_and_a_new_generation_drop_kept_pages():
@@ -144,7 +171,7 @@ async def test_a_deletion_and_a_new_generation_drop_kept_pages():
         for _ in range(3):
             await harness.page(limit=10)
         await harness.ask(Remove())
-        assert (len(pages_of(harness)), pages_of(harness).bytes) == (0, 0)
+        assert (len(kept(harness)), kept(harness).bytes) == (0, 0)
         with pytest.raises(TopicNotFound):
             await harness.page(limit=10)
         await harness.ask(Undelete())
@@ -168,41 +195,41 @@ async def test_a_page_read_while_pages_are_dropped_is_not_kept():
         harness.store.scan = scan
         await harness.page(limit=10)
         del harness.store.scan
-        assert len(pages_of(harness)) == 0
+        assert len(kept(harness)) == 0
 
 
 # --- never over the bound ---------------------------------------------------------------------------
 
 
-async def test_kept_pages_use_at_most_an_eighth_of_the_cache_and_the_least_recently_used_are_evicted():
-    async with actors(cache_bytes=40_000) as harness:
-        receipts = await cold(harness, 60)
-        pages = pages_of(harness)
-        assert pages.max_bytes == 40_000 // PAGES_PART
-        starts = [receipt.first_id for receipt in receipts[:50]]
+async def test_kept_chunks_use_at_most_an_eighth_of_the_cache_and_the_least_recently_used_are_evicted():
+    async with actors(cache_bytes=80_000) as harness:
+        receipts = await cold(harness, 150)
+        chunks = kept(harness)
+        assert chunks.max_bytes == 80_000 // KEPT_PART
+        starts = [receipt.first_id for receipt in receipts[::3]]
         for since in starts:
             for _ in range(2):
                 await harness.page(since, limit=2)
-            assert pages.bytes <= pages.max_bytes
-            assert harness.directory.cache(NAME).budget.bytes <= 40_000
-        kept = len(pages)
-        assert 1 < kept < 50
-        assert pages.bytes >= kept * PAGE_OVERHEAD_BYTES
-        assert [await scans_of(harness, since=since, limit=2) for since in starts[-kept:]] == [0] * kept
-        assert await scans_of(harness, since=starts[-kept - 1], limit=2) == 1
+            assert chunks.bytes <= chunks.max_bytes
+            assert harness.directory.cache(NAME).budget.bytes <= 80_000
+        number = len(chunks)
+        assert 1 < number < 50
+        assert chunks.bytes >= number * KEPT_OVERHEAD_BYTES
+        assert [await scans_of(harness, since=since, limit=2) for since in starts[-number:]] == [0] * number
+        assert await scans_of(harness, since=starts[-number - 1], limit=2) == 1
 
 
-async def test_the_number_of_remembered_pages_is_bounded():
+async def test_the_number_of_remembered_pages_is_bounded(monkeypatch):
+    monkeypatch.setattr("actors.pages.REMEMBERED", 20)
     async with actors() as harness:
-        await cold(harness, 3)
-        pages = pages_of(harness)
-        for limit_bytes in range(1, REMEMBERED + 50):
-            await harness.page(limit=1, max_bytes=limit_bytes)
-        assert len(pages._read) == REMEMBERED
-        assert await scans_of(harness, limit=1, max_bytes=REMEMBERED) == 1
-        assert await scans_of(harness, limit=1, max_bytes=REMEMBERED) == 0
-        assert await scans_of(harness, limit=1, max_bytes=1) == 1, "the cache forgot that it was read"
-        assert await scans_of(harness, limit=1, max_bytes=1) == 1
+        harness.pages = Pages(harness.store, harness.directory)
+        receipts = await cold(harness, 31)
+        starts = [receipt.first_id for receipt in receipts[:30]]
+        for since in starts:
+            await harness.page(since, limit=1)
+        assert (len(harness.pages._firsts), len(harness.pages._ends)) == (20, 20)
+        assert [await scans_of(harness, since=starts[-1], limit=1) for _ in range(2)] == [1, 0]
+        assert [await scans_of(harness, since=starts[0], limit=1) for _ in range(2)] == [1, 1], "it was forgotten"
 
 
 async def test_a_page_larger_than_the_bound_and_any_page_without_a_cache_is_not_kept():
@@ -210,7 +237,7 @@ async def test_a_page_larger_than_the_bound_and_any_page_without_a_cache_is_not_
         await cold(harness)
         for _ in range(3):
             assert await scans_of(harness, limit=10) == 1
-        assert pages_of(harness).bytes == 0
+        assert kept(harness).bytes == 0
 
 
 @given(
