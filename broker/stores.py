@@ -54,12 +54,7 @@ async def open_store(config: Config, shipper: Shipper | None = None) -> AsyncIte
         hbase = config.storage.hbase
         store = await HBaseStore.open(_addresses(hbase), hbase, hbase_tls(hbase))
     else:
-        options = LevelDBOptions(
-            write_buffer_bytes=config.storage.write_buffer_bytes,
-            volume_bytes=config.storage.volume_bytes,
-            block_cache_bytes=config.storage.block_cache_bytes,
-            max_inline_s=config.storage.inline_commit_s,
-        )
+        options = LevelDBOptions(config.storage)
         store = await LevelDBStore.open(config.storage.data_dir, options, address=config.http.bind, shipper=shipper)
     try:
         yield store

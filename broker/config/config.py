@@ -24,13 +24,13 @@ from broker.config.sections import (
     ReplicationConfig,
     SecurityConfig,
     ShutdownConfig,
-    StorageConfig,
     TlsConfig,
     TransactionsConfig,
     is_wildcard,
     parse_ensemble,
 )
 from broker.config.values import is_loopback, parse_address, show_value
+from storage.config import StorageConfig
 from storage.settings import MEANING, Meaning
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path  # noqa: TC003 - dataclasses and readers resolve annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.config.values import (
@@ -11,7 +10,6 @@ from broker.config.values import (
     parse_address,
     parse_binds,
 )
-from storage.hbase.settings import HBaseConfig
 from storage.settings import (
     CENTURY_S,
     GIB,
@@ -24,7 +22,6 @@ from storage.settings import (
     file_name,
     milliseconds,
     optional_address,
-    path,
     seconds,
     size,
     switch,
@@ -34,97 +31,6 @@ from storage.settings import (
 
 if TYPE_CHECKING:
     from broker.config.values import Bind
-
-
-@dataclass(frozen=True, slots=True)
-class StorageConfig:
-    """Where messages are kept."""
-
-    kind: str = choice(
-        "leveldb",
-        "The store; hbase can be shared by several instances, memory loses everything when the daemon ends.",
-        "leveldb",
-        "hbase",
-        "memory",
-    )
-    data_dir: Path = path(  # noqa: RUF009 - declares a field, like its neighbours
-        "data",
-        "The directory of the store, created if it does not exist; a relative path starts at the working directory.",
-    )
-    min_free_bytes: int = size(
-        256 * MIB,
-        "Free disk space below which publishes get 503 low_space, while polls and cleaning continue.",
-        small="the disk fills up, and then there is no space even to delete",
-        large="publishes are refused while there is space",
-        low=0,
-        high=1024 * TIB,
-    )
-    write_buffer_bytes: int = size(
-        32 * MIB,
-        (
-            "How much LevelDB buffers in memory before it writes a sorted table; there are two buffers, for a moment "
-            "three."
-        ),
-        small="many small tables; either volumes are smaller, or publishes wait for merges",
-        large="more memory, longer bursts of writing, and a longer start after a crash",
-        low=64 * KIB,
-        high=1 * GIB,
-    )
-    volume_bytes: int = size(
-        112 * MIB,
-        "Size of a volume: a database of messages that is dropped once all of them have expired; 3.5 write buffers.",
-        small="many volumes to open and close, each with several files",
-        large="space is freed later; above 3.5 write buffers LevelDB merges its tables, and publishes wait for that",
-        low=64 * KIB,
-        high=1 * TIB,
-    )
-    block_cache_bytes: int = size(
-        8 * MIB,
-        "LevelDB's block cache, filled by point reads but not by scans.",
-        small="loading topics reads the same blocks from disk again",
-        large="memory that would be better spent on cache.max_bytes",
-        low=0,
-        high=64 * GIB,
-    )
-    inline_commit_s: float = seconds(
-        0.002,
-        "The event loop writes small commits, and reads single rows of metadata, without waking a thread. After one "
-        "that took longer than this, threads do it for at least 10 times as long as it took. 0: threads do all of "
-        "it, which is best for a disk that may hang.",
-        small="on a disk that is slow at times the thread writes, and publishes wait up to half as long again",
-        large="polls and everything else wait for such writes again and again",
-        low=0.0,
-        high=1.0,
-    )
-    max_clock_ahead_s: int = whole_seconds(
-        0,
-        "How far the clock may be ahead of the newest time in the store at a start; beyond it the daemon does not "
-        "start. 0: no limit. A store that was not used for that long looks the same.",
-        small="a daemon that was stopped for longer does not start without help",
-        large="a wrong clock makes messages expire, which cannot be undone",
-        low=0,
-        high=CENTURY_S,
-    )
-    scrub_interval_s: int = whole_seconds(
-        7 * 86_400,
-        (
-            "The time between two scrubs, which read and check every row; the first begins an hour after the start. 0: "
-            "only on request."
-        ),
-        small="the disk is read all the time",
-        large="damage is found only when the row is read, perhaps after its last backup was removed",
-        low=0,
-        high=CENTURY_S,
-    )
-    scrub_bytes_per_s: int = size(
-        4 * MIB,
-        "How much a scrub reads per second.",
-        small="a scrub takes long, perhaps longer than its interval",
-        large="a slow disk has less left for requests",
-        low=1 * KIB,
-        high=1 * TIB,
-    )
-    hbase: HBaseConfig = field(default_factory=HBaseConfig)
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class Committer:
 
     def is_hot(self, size: int) -> bool:
         """True if a write of ``size`` bytes of new rows is one batch and no volume has to be sealed for it."""
-        return self._sets.current.newest.memory_bytes + size < self._options.volume_bytes
+        return self._sets.current.newest.memory_bytes + size < self._options.settings.volume_bytes
 
     def write(self, group: Sequence[PendingWrite], while_syncing: Callable[[], object] | None = None) -> None:
         """Make a group of commits durable, except for each ``PendingWrite.rest`` and ``PendingWrite.change``.
@@ -391,7 +391,10 @@ class Committer:
 
     def _refused(self) -> StoreError | None:
         """Return the error for new rows, if any. Waits for the next volume if the newest is far too full."""
-        if self._next.is_made or self._sets.current.newest.memory_bytes < MAX_OVERFULL * self._options.volume_bytes:
+        if (
+            self._next.is_made
+            or self._sets.current.newest.memory_bytes < MAX_OVERFULL * self._options.settings.volume_bytes
+        ):
             return None
         self._next.request()
         self._next.look(wait=True)
@@ -400,10 +403,10 @@ class Committer:
     def _seal_if_full(self) -> None:
         """Seal a full volume if the next one exists. Otherwise it is written until it is far too full."""
         filled = self._sets.current.newest.memory_bytes
-        if filled < PREPARE_AT * self._options.volume_bytes:
+        if filled < PREPARE_AT * self._options.settings.volume_bytes:
             return
         self._next.request()
-        if filled >= self._options.volume_bytes:
+        if filled >= self._options.settings.volume_bytes:
             self._next.look()
             if self._next.is_made:
                 self._seal()

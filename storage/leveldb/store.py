@@ -75,7 +75,9 @@ class LevelDBStore:
         self._no_calls_inside: trio.Event | None = None
         self._reopening = trio.Lock()
         self._loop = trio.lowlevel.current_trio_token()
-        self._group_commit = GroupCommit(self._write_group, is_hot=self._is_hot, max_inline_s=options.max_inline_s)
+        self._group_commit = GroupCommit(
+            self._write_group, is_hot=self._is_hot, max_inline_s=options.settings.inline_commit_s
+        )
         self.bell = self._group_commit.bell
         self._readers = trio.CapacityLimiter(options.max_readers)
         self._reclaiming = trio.CapacityLimiter(1)

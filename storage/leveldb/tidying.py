@@ -178,7 +178,7 @@ def _mostly_dead(keeper: Keeper, options: LevelDBOptions) -> Generator[float | N
     for volume in current.sealed:
         worth = volume in keeper.touched and not volume.large and volume not in keeper.damaged
         worth = worth and (yield from _is_mostly_dead(keeper, volume))
-        if worth and (not found or live + volume.live_bytes <= options.volume_bytes):
+        if worth and (not found or live + volume.live_bytes <= options.settings.volume_bytes):
             found.append(volume)
             live += volume.live_bytes
         elif found:

@@ -29,6 +29,7 @@ from plainsong.protocol.topic.asks import (
 from plainsong.protocol.topic.chain import StoredRow
 from plainsong.protocol.topic.verify import KnownHead, Verifier
 from storage.base import read_rows
+from storage.config import StorageConfig
 from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.memory import MemoryStore
@@ -44,7 +45,9 @@ async def store(request, tmp_path):
     if request.param == "memory":
         yield FaultyStore(MemoryStore())
         return
-    opened = await LevelDBStore.open(tmp_path / "db", LevelDBOptions(write_buffer_bytes=1 << 16, block_cache_bytes=0))
+    opened = await LevelDBStore.open(
+        tmp_path / "db", LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, block_cache_bytes=0))
+    )
     yield FaultyStore(opened)
     await opened.aclose()
 

@@ -19,14 +19,15 @@ from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.rows import plain_head
 from storage.base import StoreError
+from storage.config import StorageConfig
 from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.memory import MemoryStore
 from tests.storage import far_store
 
-SMALL = LevelDBOptions(write_buffer_bytes=1 << 16, block_cache_bytes=0)
+SMALL = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, block_cache_bytes=0))
 #: So few tables that LevelDB merges none of them, which would leave replaced ones in the folder.
-TWO_TABLES = LevelDBOptions(write_buffer_bytes=1 << 19, block_cache_bytes=0)
+TWO_TABLES = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 19, block_cache_bytes=0))
 ORDERS, BILLS = TopicName("shop", "orders"), TopicName("shop", "bills")
 ROWS = 2_000
 FIRST_MS = 1_700_000_000_000
@@ -310,7 +311,7 @@ class Regions(MemoryStore):
 def writes_at_once(monkeypatch):
     """Write files without a thread: the jumping clock would skip the thread's work as if all tasks were idle."""
 
-    async def run_sync(function, *args):
+    async def run_sync(function, *args, **_):
         await trio.lowlevel.checkpoint()
         return function(*args)
 

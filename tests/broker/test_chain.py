@@ -21,6 +21,7 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import plain_head
 from storage.backup.folder import BackupFolder
 from storage.base import read_rows
+from storage.config import StorageConfig
 from storage.copying import CopyRequest
 from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBOptions, LevelDBStore
@@ -39,7 +40,9 @@ async def memory(tmp_path):
 
 
 async def leveldb(tmp_path):
-    return await LevelDBStore.open(tmp_path / "db", LevelDBOptions(write_buffer_bytes=1 << 16, block_cache_bytes=0))
+    return await LevelDBStore.open(
+        tmp_path / "db", LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, block_cache_bytes=0))
+    )
 
 
 @pytest.fixture(params=[memory, leveldb], ids=["memory", "leveldb"])

@@ -15,6 +15,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from plainsong.protocol.names import TopicName
+from storage.config import StorageConfig
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from tests.broker.broker_in_process import in_process
 from tests.broker.listeners import Reader, post
@@ -43,7 +44,9 @@ KINDS = {
 
 @pytest.fixture(params=[0.0, 10.0], ids=["the thread writes", "the event loop writes"])
 async def store(request, tmp_path):
-    async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions(max_inline_s=request.param)) as opened:
+    async with await LevelDBStore.open(
+        tmp_path / "data", LevelDBOptions(StorageConfig(inline_commit_s=request.param))
+    ) as opened:
         yield opened
 
 

@@ -20,12 +20,13 @@ from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import Cleaned, NoteSetAside
 from storage.base import StoreError, read_rows
+from storage.config import StorageConfig
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from tests.patience import PATIENCE_S
 
 NAME = TopicName("ns", "t")
 PREFIX = generation_prefix(NAME, 1)
-SMALL = LevelDBOptions(write_buffer_bytes=1 << 16, block_cache_bytes=0)
+SMALL = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, block_cache_bytes=0))
 ROUTE = f"{TOPICS}/t/set-aside"
 
 

@@ -23,13 +23,14 @@ from actors.observe import NoObserver
 from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
 from actors.settings import RetentionConfig
 from storage.backup.folder import BackupFolder
+from storage.config import StorageConfig
 from storage.copying import CopyRequest
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from tests.broker.broker_in_process import InProcess, SetClock, in_process
 from tests.kept.asking import ASKED_MS, CENTURY_S, TOPICS, ask_everything
 
 #: Small enough for several table files, in more than one level, and rows in the log.
-SMALL = LevelDBOptions(write_buffer_bytes=1 << 16)
+SMALL = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16))
 #: LevelDB's own text log, which has no rows.
 LEFT_OUT = ("LOG", "LOG.old")
 

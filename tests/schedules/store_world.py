@@ -34,6 +34,7 @@ from plainsong.protocol.records import HighWater, Metadata
 from storage.backup.cut import Cut, Page
 from storage.backup.objects import decode_rows
 from storage.base import Reads, Row, StoreError
+from storage.config import StorageConfig
 from storage.leveldb import LevelDBStore, group_commit, tables
 from storage.leveldb import store as store_module
 from storage.leveldb.options import LevelDBOptions
@@ -43,7 +44,7 @@ from tests.schedules import scheduler as sched
 from tests.schedules.world import LINES, MESSAGE, METADATA, PREFIXES, Topic, World, Wrong, patched
 
 NAMES = [TopicName("ns", name) for name in ("a", "b")]
-OPTIONS = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=500, max_open_volumes=2)
+OPTIONS = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, volume_bytes=500), max_open_volumes=2)
 STORE_LINES = (*LINES, "storage/leveldb/group_commit.py", "storage/leveldb/store.py", "storage/backup/cut.py")
 #: A row written by commits begun while the disk works on another; it belongs to no topic.
 _BESIDE = b"\x00nbeside:"
@@ -82,7 +83,9 @@ class StoreWorld(World):
         self.left = [self.steps] * len(PREFIXES)
         self.beside = 0
         # The event loop commits itself only while the newest volume has room.
-        self.options = replace(OPTIONS, volume_bytes=self.random.choice([500, 2000]))
+        self.options = replace(
+            OPTIONS, settings=replace(OPTIONS.settings, volume_bytes=self.random.choice([500, 2000]))
+        )
         while any(self.left):
             event_loop.run(self._life)
         tables = self.open(self.directory)

@@ -33,6 +33,7 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreConflict, StoreError
+from storage.config import StorageConfig
 from storage.leveldb import keeper, keeper_thread, next_volume, tidying, view, volume, volume_list
 from storage.leveldb import tables as tables_module
 from storage.leveldb import threads as seam
@@ -46,7 +47,7 @@ from tests.schedules.scheduler import Scheduler
 from tests.storage.rolling_contract import under
 
 MESSAGE, METADATA = Table.MESSAGE, Table.METADATA
-TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=500, max_open_volumes=2)
+TINY = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, volume_bytes=500), max_open_volumes=2)
 PREFIXES = [generation_prefix(TopicName("ns", name), 1) for name in ("a", "b")]
 POINTER = 7
 #: Checks after a simulated kill, per schedule: each opens the store once more.

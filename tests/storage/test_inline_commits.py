@@ -16,6 +16,7 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix
 from plainsong.protocol.names import TopicName
 from storage.base import Claim, NothingWritten, StoreError
+from storage.config import StorageConfig
 from storage.leveldb import LevelDBOptions, LevelDBStore, group_commit
 from storage.leveldb.group_commit import MAX_INLINE_BYTES, QUICK_CALLS, SLOW_FACTORS
 from storage.leveldb.operations import PendingWrite
@@ -23,7 +24,7 @@ from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
 from tests.storage.tiny_volumes import PREFIX, key, message, settled
 
-MAX_S = LevelDBOptions().max_inline_s
+MAX_S = StorageConfig().inline_commit_s
 CLAIM = Claim(NAME, 0)
 
 
@@ -220,7 +221,7 @@ async def test_a_slow_write_of_the_thread_does_not_make_the_disk_a_slow_one(stor
 
 
 async def test_with_a_bound_of_zero_the_thread_writes_every_commit(tmp_path):
-    async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions(max_inline_s=0.0)) as store:
+    async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions(StorageConfig(inline_commit_s=0.0))) as store:
         assert not store.writes_inline
         completed = gathered(store, [message(1)])
         assert completed == []
@@ -231,7 +232,9 @@ async def test_with_a_bound_of_zero_the_thread_writes_every_commit(tmp_path):
 async def test_a_volume_is_sealed_by_the_thread_and_never_by_the_event_loop(tmp_path, name):
     volume_bytes = 6 * MAX_INLINE_BYTES
     prefix = generation_prefix(name, 1)
-    async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions(volume_bytes=volume_bytes)) as store:
+    async with await LevelDBStore.open(
+        tmp_path / "data", LevelDBOptions(StorageConfig(volume_bytes=volume_bytes))
+    ) as store:
         sets, inline, completed = store._db.sets, 0, []
         for number in range(60):
             newest = sets.current.newest

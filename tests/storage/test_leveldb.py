@@ -112,10 +112,11 @@ import sys, trio
 from pathlib import Path
 from plainsong.protocol.effects import Put, Table
 from plainsong.protocol.names import TopicName
+from storage.config import StorageConfig
 from storage.leveldb import LevelDBStore, LevelDBOptions
 
 async def main():
-    store = await LevelDBStore.open(Path(sys.argv[1]), LevelDBOptions(write_buffer_bytes=1 << 16))
+    store = await LevelDBStore.open(Path(sys.argv[1]), LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16)))
     async def publish(task):
         claim = await store.claim(TopicName("ns", f"t{task}"))
         number = 0

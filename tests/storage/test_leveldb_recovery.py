@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from plainsong.protocol.names import TopicName
 from storage.base import StoreError
+from storage.config import StorageConfig
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb import store as store_module
 from tests.patience import PATIENCE_S
@@ -32,7 +33,9 @@ async def store(tmp_path):
 
 async def test_a_full_disk_fails_writes_and_once_freed_a_claim_brings_all_acknowledged_back(tmp_path):
     with small_disk(tmp_path / "disk", 16) as disk:
-        async with await LevelDBStore.open(disk / "data", LevelDBOptions(write_buffer_bytes=1 << 20)) as store:
+        async with await LevelDBStore.open(
+            disk / "data", LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 20))
+        ) as store:
             await write_commits(store, 10, rows=100)
             ballast = fill(disk)
             with pytest.raises(StoreError, match="No space left"):
@@ -49,7 +52,9 @@ async def test_a_full_disk_fails_writes_and_once_freed_a_claim_brings_all_acknow
 
 async def test_while_the_disk_stays_full_a_claim_says_so_and_succeeds_when_there_is_room(tmp_path):
     with small_disk(tmp_path / "disk", 16) as disk:
-        async with await LevelDBStore.open(disk / "data", LevelDBOptions(write_buffer_bytes=4 << 20)) as store:
+        async with await LevelDBStore.open(
+            disk / "data", LevelDBOptions(StorageConfig(write_buffer_bytes=4 << 20))
+        ) as store:
             await write_commits(store, 10, rows=1000)
             ballast = fill(disk)
             claim = await store.claim(NAME)
@@ -179,7 +184,9 @@ async def test_readers_that_fill_their_threads_hold_up_no_writer(tmp_path):
 @pytest.mark.parametrize("is_sealed", [False, True], ids=["newest volume", "sealed volume"])
 async def test_statistics_have_the_stored_bytes_and_shrink_when_space_is_reclaimed(tmp_path, monkeypatch, is_sealed):
     monkeypatch.setattr(store_module, "_MEASURE_EVERY_S", 0.0)
-    async with await LevelDBStore.open(tmp_path / "data", LevelDBOptions(write_buffer_bytes=1 << 16)) as store:
+    async with await LevelDBStore.open(
+        tmp_path / "data", LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16))
+    ) as store:
         await write_commits(store, 50, rows=100, value=Random(1).randbytes(1000))
         if is_sealed:
             await store.begin_files()

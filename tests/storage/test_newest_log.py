@@ -14,6 +14,7 @@ from disks import newest_log, write_commits, written
 
 from plainsong.protocol.effects import Put, Table
 from storage.base import StoreError
+from storage.config import StorageConfig
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.engine.database import Database
 from storage.leveldb.engine.log_format import BLOCK_BYTES, HEADER
@@ -24,7 +25,7 @@ from tests.storage.test_leveldb_failures import no_file_beyond
 from tests.storage.tiny_volumes import TINY, fill, settled
 
 VOLUME = Path("volumes") / "00000001"
-SMALL = LevelDBOptions(write_buffer_bytes=1 << 16)
+SMALL = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16))
 SMALL_STEP = (1 << 16) // 4
 
 

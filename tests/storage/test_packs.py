@@ -21,6 +21,7 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import MessageRow, PlainRows, encode_row, plain_head
 from plainsong.protocol.topic.asks import Span
 from storage.base import Blocks, chunks, chunks_of_runs, read_rows
+from storage.config import StorageConfig
 from storage.leveldb import LevelDBOptions, LevelDBStore, tidying
 from storage.leveldb.engine import packs
 from storage.leveldb.engine.packs import MARK, PACK_BYTES, Pack, packs_of, stored
@@ -384,7 +385,7 @@ async def test_a_directory_of_format_2_has_no_packs_in_the_volumes_that_were_the
 
 
 async def test_volumes_that_are_rewritten_have_the_rows_that_are_left_in_packs(tmp_path):
-    options = LevelDBOptions(volume_bytes=20_000)
+    options = LevelDBOptions(StorageConfig(volume_bytes=20_000))
     async with await LevelDBStore.open(tmp_path / "data", options) as store:
         rows = []
         for first in range(0, 1200, 10):
@@ -402,7 +403,7 @@ async def test_volumes_that_are_rewritten_have_the_rows_that_are_left_in_packs(t
 
 
 async def test_rows_removed_while_volumes_are_rewritten_are_not_in_the_new_packs(tmp_path, monkeypatch):
-    options = LevelDBOptions(volume_bytes=20_000)
+    options = LevelDBOptions(StorageConfig(volume_bytes=20_000))
     async with await LevelDBStore.open(tmp_path / "data", options) as store:
         rows = []
         for first in range(0, 1200, 10):

@@ -22,13 +22,14 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, payload_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from storage.base import Row, StoreView, read_rows
+from storage.config import StorageConfig
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.engine import packs
 from storage.memory import MemoryStore
 from tests.storage.contract import LAST, everything
 from tests.storage.rolling_contract import under
 
-TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=800, max_open_volumes=2)
+TINY = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, volume_bytes=800), max_open_volumes=2)
 NAMES = [TopicName("ns", name) for name in ("a", "ab", "b")]
 PREFIXES = [generation_prefix(name, 1) for name in NAMES]
 MESSAGE, METADATA, PAYLOAD = Table.MESSAGE, Table.METADATA, Table.PAYLOAD

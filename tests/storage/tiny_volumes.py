@@ -11,11 +11,12 @@ import trio
 from plainsong.protocol.effects import Put, put_one
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix
+from storage.config import StorageConfig
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from tests.storage.contract import MESSAGE, METADATA, NAME
 
 #: A volume has a few rows.
-TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=1000, max_open_volumes=3)
+TINY = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, volume_bytes=1000), max_open_volumes=3)
 PREFIX = generation_prefix(NAME, 1)
 #: A call that takes longer is waiting for the long work, which waits for the call.
 MAX_PAUSE_S = 30.0

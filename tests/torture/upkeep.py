@@ -15,6 +15,7 @@ from plainsong.protocol.effects import Put
 from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
+from storage.config import StorageConfig
 from storage.leveldb import LevelDBOptions, LevelDBStore, tidying
 from storage.leveldb.engine import packs
 from storage.leveldb.volume_list import Listed, read_list, write_list
@@ -22,7 +23,7 @@ from tests.storage.contract import MESSAGE, NAME
 
 KEPT = Path(__file__).parents[1] / "kept" / "0.1" / "data"
 #: Volumes with a few rows.
-OPTIONS = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=4_000, max_open_volumes=3)
+OPTIONS = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, volume_bytes=4_000), max_open_volumes=3)
 GOES = generation_prefix(NAME, 1)
 STAYS = generation_prefix(TopicName("ns", "stays"), 1)
 #: Marks: all rows are written; those of one topic are dropped; tidying has ended.
