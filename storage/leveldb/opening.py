@@ -3,7 +3,7 @@
 Checks, in addition to LevelDB's checksums:
 
     a listed volume has its files          without its newer files LevelDB would open an older state
-    a log begins as its index says         if the volume was closed, or sealed and finished
+    a log begins as its index says         if the volume was closed, or sealed and finished; of the metadata, if closed
     the journal has no gap                 entries are numbered over all volumes
     the journal reaches the metadata       the metadata never has an entry that the volumes have lost
 """
@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from storage.base import StoreDamaged, Unreadable
-from storage.directory import DAMAGED_HINT, opening_failed, sync_directory
+from storage.directory import DAMAGED_HINT, METADATA_NAME, opening_failed, sync_directory
 from storage.leveldb.engine.database import Database, Shape
 from storage.leveldb.engine.manifest import check_files
 from storage.leveldb.index import DeadRanges
@@ -41,6 +41,7 @@ def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenData
     Raises:
       StoreUnusable: one of its subclasses; nothing was changed.
     """
+    metadata = directory.parent / METADATA_NAME
     try:
         listed = read_list(directory)
         if not listed:
@@ -50,7 +51,7 @@ def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenData
             for volume in volumes:
                 check_files(volume.path)
         for volume in volumes:
-            logs = volume.read_index(check=check)
+            logs = volume.read_index(metadata, check=check)
             # A newest volume was written after its index if a daemon ended before it removed that. Indexes of earlier
             # versions lack the lengths of logs: they are compared with the journal later.
             is_old = volume is volumes[-1] and logs and logs != log_sizes(volume.path)

@@ -124,12 +124,12 @@ class LevelDBTables:
         self._options = options
         if check:
             check_files(directory / METADATA_NAME)
-        volumes = directory / VOLUMES_NAME
+        volumes, self._metadata_path = directory / VOLUMES_NAME, directory / METADATA_NAME
         self.databases = OpenDatabases(options.max_open_volumes, check=check)
         with ExitStack() as opened:
             opened.callback(self.databases.close)
             listed = listed_volumes(volumes, options, self.databases, check=check)
-            database = Database(directory / METADATA_NAME, options.metadata_shape, create=False, check=check)
+            database = Database(self._metadata_path, options.metadata_shape, create=False, check=check)
             opened.callback(database.close)
             try:
                 self._start_background(database)
@@ -194,7 +194,7 @@ class LevelDBTables:
         if not self.committer.failed and self.keeper.thread.failed is None:
             try:
                 self.metadata.checkpoint()
-                self.sets.current.newest.write_index()
+                self.sets.current.newest.write_index(self._metadata_path)
             except (StoreError, OSError) as error:
                 log.warning("the next start reads the whole newest volume", extra={"why": str(error)})
         for view in self.sets.current.views:

@@ -276,8 +276,12 @@ class Volume:
 
     # --- the index file ------------------------------------------------------------------------
 
-    def write_index(self) -> None:
-        """Write the summary to the index file, so that the next start need not read the volume. Raises OSError."""
+    def write_index(self, metadata: Path | None = None) -> None:
+        """Write the summary to the index file, so that the next start need not read the volume. Raises OSError.
+
+        Args:
+          metadata: the folder of the metadata's database, at a clean stop: its logs are noted too.
+        """
         groups = {
             str(int(table)): [
                 [
@@ -289,9 +293,8 @@ class Volume:
             for table, extents in self.extents.items()
         }
         known = {"number": self.number, "journal_last": self.journal_last, "memory_bytes": self.memory_bytes}
-        logs = log_sizes(self.path)
-        checks = {name: log_checksum(self.path / name, size) for name, size in logs.items()}
-        content = json.dumps({**known, "logs": logs, "log_checks": checks, "extents": groups}).encode()
+        noted = {**known, **_note_logs(self.path), **({"metadata": _note_logs(metadata)} if metadata else {})}
+        content = json.dumps({**noted, "extents": groups}).encode()
         temporary = self.path.with_name(self.path.name + _INDEX_SUFFIX + ".tmp")
         with temporary.open("wb") as file:
             file.write(b"%08x\n" % zlib.crc32(content) + content)
@@ -304,16 +307,17 @@ class Volume:
         index_path(self.path).unlink(missing_ok=True)
         sync_directory(self.path.parent)
 
-    def read_index(self, *, check: bool = True) -> dict[str, int] | None:
-        """Read the index file, before the database is opened.
+    def read_index(self, metadata: Path, *, check: bool = True) -> dict[str, int] | None:
+        """Read the index file, before the databases are opened.
 
         Args:
-          check: compare the volume's logs with what they were.
+          metadata: the folder of the metadata's database.
+          check: compare the logs with what they were.
         Returns:
           The lengths of the logs when the file was written; empty if an earlier version wrote it; None if it is missing
           or damaged.
         Raises:
-          StoreDamaged: a log of the volume is not as it was: commits are missing.
+          StoreDamaged: a log is not as it was: commits are missing.
           OSError: a log cannot be read.
         """
         try:
@@ -333,16 +337,15 @@ class Volume:
                     self.extents[table].add(bytes.fromhex(group), extent)
                     self.has_packs |= extent.packed
                     self.is_unread |= extent.packed and not group
-            logs = {str(name): int(size) for name, size in found.get("logs", {}).items()}
-            # Earlier versions wrote no checksums.
-            checks = {str(name): int(check) for name, check in found.get("log_checks", {}).items()}
+            logs, of_metadata = _noted_logs(found), _noted_logs(found.get("metadata", {}))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self.extents = {table: Extents() for table in TABLES}
             return None
         if check:
-            for name, length in logs.items():
-                check_log(self.path / name, length, checks.get(name))
-        return logs
+            for folder, noted in ((self.path, logs), (metadata, of_metadata)):
+                for name, (length, crc) in noted.items():
+                    check_log(folder / name, length, crc)
+        return {name: length for name, (length, _) in logs.items()}
 
     # --- reading it through --------------------------------------------------------------------
 
@@ -452,6 +455,18 @@ def log_sizes(path: Path) -> dict[str, int]:
     """Return the lengths of the logs in a folder."""
     with os.scandir(path) as entries:
         return {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".log")}
+
+
+def _note_logs(path: Path) -> dict[str, dict[str, int]]:
+    """Return the lengths and checksums of the logs in a folder, for an index. Raises OSError."""
+    logs = log_sizes(path)
+    return {"logs": logs, "log_checks": {name: log_checksum(path / name, size) for name, size in logs.items()}}
+
+
+def _noted_logs(found: dict[str, Any]) -> dict[str, tuple[int, int | None]]:
+    """Return the length and the checksum of each log in an index; earlier versions wrote none, or only lengths."""
+    checks = found.get("log_checks", {})
+    return {name: (int(size), checks.get(name)) for name, size in found.get("logs", {}).items()}
 
 
 def log_checksum(log: Path, size: int) -> int:

@@ -14,6 +14,7 @@ from disks import copied_at_once, partly_stored, snapshot, write_commits, writte
 
 from plainsong.protocol.effects import RollBack, Table
 from storage.base import Row, StoreDamaged, StoreError, StoreUnusable
+from storage.config import StorageConfig
 from storage.inspect.readonly import open_stopped
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.leveldb.engine.database import Database
@@ -24,7 +25,7 @@ from tests.storage.contract import NAME as CONTRACT_NAME
 from tests.storage.rolling_contract import under
 from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, settled
 
-SMALL = LevelDBOptions(write_buffer_bytes=1 << 16)
+SMALL = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16))
 VOLUME = Path("volumes") / "00000001"
 
 
@@ -190,6 +191,25 @@ async def test_after_a_clean_stop_a_lost_sector_of_the_log_is_damage_wherever_it
     log.write_bytes(whole)
     async with await LevelDBStore.open(directory) as store:
         assert len(await everything(store)) == 30
+
+
+async def test_after_a_clean_stop_a_lost_sector_of_the_metadatas_log_is_damage_wherever_it_is(tmp_path):
+    directory = tmp_path / "data"
+    async with await LevelDBStore.open(directory) as store:
+        await write_commits(store, 30, rows=1, value=bytes(range(1, 200)))
+        rows = await everything(store)
+    (log,) = (directory / "metadata").glob("*.log")
+    whole = log.read_bytes()
+    for sector in range(-(-len(whole) // SECTOR_BYTES)):
+        start, end = sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES
+        log.write_bytes(whole[:start] + bytes(len(whole[start:end])) + whole[end:])
+        assert "has changed since it was closed" in (await refused(directory)).detail, sector
+    log.write_bytes(whole)
+    async with await LevelDBStore.open(directory) as store:
+        assert await everything(store) == rows
+    killed(directory)
+    async with await LevelDBStore.open(directory) as store:
+        assert await everything(store) == rows
 
 
 @pytest.mark.parametrize("place", [0, 40, -1])
