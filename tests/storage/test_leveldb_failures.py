@@ -469,12 +469,14 @@ async def test_without_a_next_volume_the_newest_is_written_until_it_has_twice_it
         with pytest.raises(NothingWritten, match="No space left"):
             await fill(store, 40, newest.rows)
         row_bytes = newest.memory_bytes // newest.rows
-        assert 0 <= newest.memory_bytes - commit_module.MAX_OVERFULL * TINY.volume_bytes < row_bytes
+        assert 0 <= newest.memory_bytes - commit_module.MAX_OVERFULL * TINY.settings.volume_bytes < row_bytes
         assert store._db.sets.current.all == (newest,)
     assert [found for found, _ in await everything(store)] == [key(number) for number in range(newest.rows)]
-    # Views and tidying need no next volume.
+    # Views, tidying and what frees space need no next volume.
     async with aclosing(await store.pin(60)) as view:
         assert len(await everything(view)) == newest.rows
+    await store.drop(MESSAGE, [(PREFIX, key(2))])
+    assert [found for found, _ in await everything(store)] == [key(number) for number in range(2, newest.rows)]
     await store.tidy()
 
 
@@ -487,7 +489,7 @@ def test_a_next_volume_that_could_not_be_made_is_not_tried_again_at_once(tables,
     for number in range(11):
         written(tables, message(number))
         tables.keeper.thread.settle()
-    assert tables.sets.current.newest.memory_bytes > TINY.volume_bytes
+    assert tables.sets.current.newest.memory_bytes > TINY.settings.volume_bytes
     assert (len(asked) == 1) == bool(retry_s), asked
 
 

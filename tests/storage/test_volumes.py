@@ -82,8 +82,8 @@ async def test_a_full_volume_is_sealed_and_the_next_commit_goes_to_another(store
     *sealed, newest = store._db.sets.current.all
     assert len(sealed) > 4
     row_bytes = newest.memory_bytes // newest.rows
-    assert all(0 <= volume.memory_bytes - TINY.volume_bytes < row_bytes for volume in sealed)
-    assert newest.memory_bytes < TINY.volume_bytes
+    assert all(0 <= volume.memory_bytes - TINY.settings.volume_bytes < row_bytes for volume in sealed)
+    assert newest.memory_bytes < TINY.settings.volume_bytes
     assert [found for found, _ in await everything(store)] == [key(number) for number in range(40)]
     assert [found for found, _ in await everything(store, reverse=True)] == [
         key(number) for number in range(39, -1, -1)
@@ -589,6 +589,35 @@ async def test_a_view_that_is_opened_while_volumes_are_rewritten_keeps_their_fil
     assert [found for found, _ in await everything(store)] == [found for found, _ in expected]
 
 
+async def test_a_view_that_is_opened_between_two_changes_of_a_volume_that_is_rewritten_shows_the_first_alone(
+    store, monkeypatch
+):
+    other = await of_two_topics(store, 60)
+    await store.drop(MESSAGE, [(PREFIX, key(60))])
+    rows = await read_rows(store, MESSAGE, other, stop_after(other), limit=100)
+    views = []
+    real = tidying._copy
+
+    async def change() -> None:
+        await store.discard(MESSAGE, [rows[0][0]])
+        views.append(await store.pin(60))
+        await store.discard(MESSAGE, [found for found, _ in rows[1:3]])
+        await store.write([RollBack(rows[3][0], stop_after(other), 77)], claim=None)
+
+    loop = trio.lowlevel.current_trio_token()
+
+    def copy_and_change(*arguments: object) -> Iterator[float]:
+        yield from real(*arguments)
+        if not views:
+            yield from paused_until(loop, change)
+
+    monkeypatch.setattr(tidying, "_copy", copy_and_change)
+    assert await store.tidy() > 0
+    assert await everything(views[0]) == rows[1:]
+    assert [found for found, _ in await everything(store)] == [found for found, _ in rows[3:]]
+    await views[0].aclose()
+
+
 async def test_a_view_ends_when_the_store_is_opened_again(store):
     await fill(store, 10)
     view = await store.pin(60)
@@ -894,3 +923,26 @@ def test_a_volume_is_removed_even_if_one_of_its_files_cannot_be_shortened(folder
     monkeypatch.setattr(os, "ftruncate", refuse)
     assert list(remove_slowly(folder)) == []
     assert not folder.exists()
+
+
+# --- operations that the commit applies only if they still fit --------------------------------------
+
+
+async def test_volumes_that_have_left_the_set_cannot_be_replaced_again(store):
+    await fill(store, 30)
+    current = store._db.sets.current
+    first, second = current.sealed[:2]
+    following = current.replacing([first], None)
+    assert following.sealed == current.sealed[1:]
+    assert following.replacing([first], None) is None
+    assert following.replacing([first, second], None) is None
+
+
+async def test_a_dead_range_is_not_forgotten_while_a_volume_has_rows_in_it(store):
+    await fill(store, 30)
+    await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
+    current = store._db.sets.current
+    assert current.forgetting(MESSAGE, PREFIX, stop_after(PREFIX)) is None
+    assert current.forgetting(MESSAGE, PREFIX, key(3)) is None, "there is no such range"
+    await store.tidy()
+    assert not store._db.sets.current.dead[MESSAGE].items()
