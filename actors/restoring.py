@@ -58,6 +58,7 @@ from storage.base import Claim, StoreError, StoreStatistics, StoreTraits, StoreU
 from storage.copy_parts import Contents, contents_of, parts_of
 from storage.copying import CopyRun
 from storage.spawned import SpawnsWrites
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -166,7 +167,7 @@ class RestoredStore(SpawnsWrites):
           DamagedObject.
         """
         store = cls(folder, manifest, request, now_ms)
-        await trio.to_thread.run_sync(store._open, limiter=store._lock)
+        await in_thread(store._open, limiter=store._lock)
         return store
 
     def _open(self) -> None:
@@ -356,7 +357,7 @@ class RestoredStore(SpawnsWrites):
                 if not feed(chunk if values else [(key, b"") for key, _ in chunk]):
                     return
 
-        await trio.to_thread.run_sync(read, limiter=self._lock)
+        await in_thread(read, limiter=self._lock)
 
     async def _metadata(self, start: bytes, stop: bytes) -> list[Row]:
         prefix = topic_prefix(start[2:] if start[:1] == SYSTEM else start)
@@ -376,7 +377,7 @@ class RestoredStore(SpawnsWrites):
             return rows
 
     async def _made(self, topic: _Topic) -> list[Row]:
-        found = await trio.to_thread.run_sync(self._kept_about, topic, limiter=self._lock)
+        found = await in_thread(self._kept_about, topic, limiter=self._lock)
         if topic.generation is None:
             return found
         # Load the topic from the rows of the backup, as its owner would.

@@ -25,6 +25,7 @@ from storage.leveldb import LevelDBStore
 from storage.pace import Pace
 from storage.replication.reading import base_before, bases_of, commits_after, rows_of, store_of
 from storage.replication.segment import RemovedRange
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -150,7 +151,7 @@ async def restore_copy(
         report("reading the copy")
         found = await replay(objects, store, to_commit=to_commit, to_ms=to_ms)
         report(f"read up to commit {found.end.commit}; making the new store")
-        folder = await trio.to_thread.run_sync(BackupFolder.make, scratch / "backup")
+        folder = await in_thread(BackupFolder.make, scratch / "backup")
         view = await store.pin(_VIEW_S)
         try:
             manifest = await _back_up(view, folder, found.end.time_ms or found.base.until_ms)
@@ -195,7 +196,7 @@ async def _pages(
                 data = await cut.object(each.sha256)
             except NotListed as error:
                 raise StoreError("a row of the replayed store has changed") from error
-            kept = await trio.to_thread.run_sync(folder.put, each.sha256, data)
+            kept = await in_thread(folder.put, each.sha256, data)
             found.append({**each.shown(), "kept": kept})
         after = page.next
         if after is None:

@@ -14,6 +14,7 @@ import logging
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import compress, islice
+from math import inf
 from operator import not_
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +39,7 @@ from storage.damage import approach, behind, last_before, read_around, shown_pla
 from storage.directory import write_whole
 from storage.inspect.describe import describe
 from storage.pace import Pace, paced_rows
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -343,7 +345,7 @@ class Scrub:
         }
         try:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(write_whole, self._file, json.dumps(kept).encode())
+                await in_thread(write_whole, self._file, json.dumps(kept).encode(), max_wait_s=inf)
         except OSError as error:
             log.warning("the scrub's report was not saved", extra={"why": str(error)})
 

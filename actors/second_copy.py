@@ -15,6 +15,7 @@ import secrets
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -40,6 +41,7 @@ from storage.replication.protocol import (
 from storage.replication.reading import bases_of, rows_of
 from storage.replication.record import Record, read_record, write_record
 from storage.replication.segment import ASYNC, RUN_BYTES, encode_segment, is_segment
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -161,7 +163,7 @@ class SecondCopy:
           StoreUnusable, StoreError, DamagedLog: it cannot be read or written.
         """
         restarted = self._outbox.restart()
-        found = await trio.to_thread.run_sync(read_record, self._directory)
+        found = await in_thread(read_record, self._directory)
         self._run = secrets.token_bytes(RUN_BYTES)
         # Noted before the first write to the log, so that every later start recognizes this run's objects.
         first = found or Record(secrets.token_hex(16))
@@ -275,9 +277,9 @@ class SecondCopy:
 
     async def _ship_taken(self, taken: Taken) -> None:
         self._under_way = taken
-        commits = await trio.to_thread.run_sync(_commits_of, taken)
+        commits = await in_thread(_commits_of, taken, max_wait_s=inf)
         segment = self._now.draft(taken.first, commits)
-        data = await trio.to_thread.run_sync(encode_segment, segment)
+        data = await in_thread(encode_segment, segment, max_wait_s=inf)
         await self._upload(self._now.drafted(segment, data))
         self._under_way = None
 
@@ -340,7 +342,7 @@ class SecondCopy:
         async with self._noting:
             self._record = record = change(self._record)
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(write_record, self._directory, record)
+                await in_thread(write_record, self._directory, record, max_wait_s=inf)
             self._note_at_s = trio.current_time() + NOTE_EVERY_S
 
     async def _note_if_possible(self, change: Callable[[Record], Record]) -> None:
@@ -412,7 +414,7 @@ class SecondCopy:
             await self._put_part(parts, table, rows)
 
     async def _put_part(self, parts: Parts, table: Table, rows: Sequence[Row]) -> None:
-        name, data = await trio.to_thread.run_sync(parts.part, table, rows)
+        name, data = await in_thread(parts.part, table, rows, max_wait_s=inf)
         await self._put(Upload(0, name, data))
 
     async def _remove_old(self, newest: Base) -> None:
@@ -470,7 +472,7 @@ async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
     """
     run = secrets.token_bytes(RUN_BYTES)
     record = record.started(run)
-    await trio.to_thread.run_sync(write_record, directory, record)
+    await in_thread(write_record, directory, record)
     own = OwnDirectory(_NO_COMMIT, frozenset(record.runs), _NO_COMMIT)
     known, leased = record.known_epoch, objects.can_exchange
     await carry_out(objects, take_over(run, record.place, known=known, leased=leased, directory=own))

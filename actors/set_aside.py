@@ -29,6 +29,7 @@ from storage.base import StoreError, read_rows
 from storage.cleaning import counted, is_message, is_payload, is_reference, payloads_of
 from storage.damage import read_around
 from storage.directory import sync_directory
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,7 +113,7 @@ class SetAsides:
                 stretch = work.stretch(start)
                 if path is not None:
                     stretch.file = str(path.relative_to(self._folder))
-                    await trio.to_thread.run_sync(work.keep, path)
+                    await in_thread(work.keep, path)
             except OSError as error:
                 raise LowSpace(
                     f"the rows cannot be written to {self._folder / 'set-aside'}: {error.strerror}",
@@ -177,7 +178,7 @@ class _Work:
         """Read the range, into a file if ``path`` is given. Raises NotFound, OSError, StoreError."""
         end = self.span.prefix + _watermark(self.span) + b"\x00"
         if path is not None:
-            await trio.to_thread.run_sync(self._begin, path, now_ms)
+            await in_thread(self._begin, path, now_ms)
         gaps = await self._read(store, Table.MESSAGE, start, stop, end)
         if gaps:
             # Extend the range to the next readable row: reads that begin or end there must not enter the block.

@@ -26,6 +26,7 @@ from plainsong.protocol.tephra.thrift import MalformedThrift, ThriftFrames, Thri
 from plainsong.protocol.transactions.asks import CompletePass, PruningFigures
 from plainsong.protocol.transactions.view import Moment, View
 from storage.base import StoreError
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from actors.observe import Clock
@@ -119,7 +120,7 @@ class ForeignTephra:
         if len(data) < _INLINE_BYTES:
             known = _decode_state(data, asked_s)
         else:
-            known = await trio.to_thread.run_sync(_decode_state, data, asked_s)
+            known = await in_thread(_decode_state, data, asked_s)
         before, self._known = self._known, known
         self._loaded.set()
         self._notify_topics(before, known)

@@ -47,6 +47,7 @@ from plainsong.protocol.tephra.rpc import (
 from plainsong.protocol.tephra.thrift import MalformedThrift, ThriftFrames, ThriftFrameTooLarge, framed
 from plainsong.protocol.transactions.asks import Abort, Begin, ChangeConflict, Checkpoint, Commit, Invalidate, Prepare
 from plainsong.protocol.transactions.transaction import TransactionType
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     import ssl
@@ -611,7 +612,7 @@ async def serve_thrift(
     Raises:
       OSError: the server cannot listen on ``bind``; nothing is left open.
     """
-    sockets = await trio.to_thread.run_sync(listen_on, bind)
+    sockets = await in_thread(listen_on, bind)
     reactor = Reactor(inf)
     if turns is not None:
         reactor.takes_in, reactor.took_in = turns.begin, turns.run_due

@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import time
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -19,6 +20,7 @@ from broker.http.handlers import RequestCancelled
 from broker.http.route import Endpoint, status_to
 from plainsong.protocol.trace import TRACEPARENT, is_sampled
 from plainsong.protocol.version import VERSION
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +107,7 @@ class Traces:
     async def aclose(self) -> None:
         """Send waiting spans, for ``CLOSE_S`` at most, and shut down."""
         with trio.move_on_after(CLOSE_S, shield=True):
-            await trio.to_thread.run_sync(self._provider.shutdown, abandon_on_cancel=True)
+            await in_thread(self._provider.shutdown, abandon_on_cancel=True, max_wait_s=inf)
 
 
 def open_traces(config: Config) -> Traces | None:

@@ -11,6 +11,7 @@ from broker.http.route import JSON_TYPE
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.codec.json_values import between_pieces, compact
 from storage.loop import nap
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +46,7 @@ async def off_loop(size: int, codec: Codec, work: Callable[[], T]) -> T:
     """
     if size <= (LOOP_AVRO_BYTES if codec is AVRO else LOOP_BYTES):
         return work()
-    return await trio.to_thread.run_sync(_politely, work, limiter=_limiter(_large if size > LARGE_BYTES else _medium))
+    return await in_thread(_politely, work, limiter=_limiter(_large if size > LARGE_BYTES else _medium))
 
 
 def _politely(work: Callable[[], T]) -> T:

@@ -29,6 +29,7 @@ from broker.security.identity import ANONYMOUS, Identity
 from plainsong.protocol.codec import stream as codec
 from plainsong.protocol.errors import MalformedBody, NoOwner, OutcomeUnknown, Overloaded, PlainsongError, ShuttingDown
 from plainsong.protocol.names import topic_name
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -250,7 +251,7 @@ class RemoteStream:
         numbers: list[int] = []
         for message in messages:
             read = partial(self._reader.read, message)
-            parts, fault = read() if len(message) <= LOOP_BYTES else await trio.to_thread.run_sync(read)
+            parts, fault = read() if len(message) <= LOOP_BYTES else await in_thread(read)
             for part in parts:
                 numbers += part.numbers if isinstance(part, codec.Singles) else [part.number]
             joined.append(message)

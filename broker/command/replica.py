@@ -25,6 +25,7 @@ from storage.directory import DataDirectory, opening_failed, sync_directory
 from storage.replication.reading import bases_of, store_of
 from storage.replication.reading import verify as verify_copy
 from storage.replication.record import read_record, remove_record
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -163,12 +164,12 @@ def restore(
     present_ms = time.time_ns() // 1_000_000 if now is None else time_ms("--now", now)
 
     async def work(objects: Objects) -> None:
-        scratch = await trio.to_thread.run_sync(_scratch_of, directory)
+        scratch = await in_thread(_scratch_of, directory)
         now_ms = await refuse_late_clock(objects, present_ms, is_given=now is not None)
         done, compared = await restore_copy(
             objects, scratch / "store", scratch, now_ms, to_commit=commit, to_ms=to_ms, report=note
         )
-        await trio.to_thread.run_sync(_move, scratch, directory)
+        await in_thread(_move, scratch, directory)
         rows = sum(each.target.rows for each in compared or ())
         if as_json:
             echo_json(

@@ -28,6 +28,7 @@ from plainsong.protocol.errors import StorageFailed
 from storage.base import StoreError, StoreUnusable
 from storage.directory import NO_THREADS_HINT
 from storage.replication.protocol import Foreign, ReignOver
+from storage.threaded import NO_THREAD, NoThread, is_refused
 
 if TYPE_CHECKING:
     from broker.config import Config
@@ -37,8 +38,6 @@ _DEPOSED_HINT = (
     "in this directory"
 )
 logger = logging.getLogger(__name__)
-#: Text of Python's error if the system refuses a thread.
-_NO_THREAD = "can't start new thread"
 #: Explanations and hints for errors of ``bind``.
 _BIND_ERRORS = {
     errno.EADDRINUSE: ("is in use", "another daemon or program listens there; choose a port with --bind"),
@@ -149,8 +148,8 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
             return CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE)
         if isinstance(leaf, FileUnusable | TracesUnavailable):
             return CommandFailed(str(leaf), hint=leaf.hint, code=Exit.USAGE)
-        if isinstance(leaf, RuntimeError) and _NO_THREAD in str(leaf):
-            return CommandFailed("the system allows the daemon no more threads", hint=NO_THREADS_HINT)
+        if isinstance(leaf, NoThread) or is_refused(leaf):
+            return CommandFailed(NO_THREAD, hint=NO_THREADS_HINT)
         if isinstance(leaf, NameTaken):
             return CommandFailed(leaf.detail, hint=leaf.hint)
         if isinstance(leaf, SecurityFileUnusable):

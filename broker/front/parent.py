@@ -43,6 +43,7 @@ from plainsong.protocol.link import VOCABULARY
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.requests import PublishRequest, Receipt
 from plainsong.protocol.topic.asks import PublishEach
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     import socket
@@ -92,7 +93,7 @@ async def serve_front_ends(
       OSError: the address cannot be listened on.
       FrontEndFailed: a front end did not start.
     """
-    rows = await trio.to_thread.run_sync(_bind_all, config)
+    rows = await in_thread(_bind_all, config)
     files = SocketFiles(rows[0])
     try:
         async with trio.open_nursery() as nursery:

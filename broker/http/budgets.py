@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 import trio
 
 from plainsong.protocol.errors import BodyTooLarge, MalformedBody, Overloaded, UnsupportedMediaType
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -311,7 +312,7 @@ async def decoded_body(
             raise MalformedBody(f"the gzip body was not decompressed within {timeout_s:g} s")
         counted_bytes = unpacking.size
         async with reservation.long_work if unpacking.is_unlikely else nullcontext():
-            await trio.to_thread.run_sync(unpacking.step, STEP_BYTES, limiter=reservation.inflating)
+            await in_thread(unpacking.step, STEP_BYTES, limiter=reservation.inflating)
         reservation.grow(unpacking.size - counted_bytes)
         await trio.lowlevel.checkpoint()
     return unpacking.body()

@@ -29,6 +29,7 @@ from broker.security.guard import OPEN
 from broker.security.peer import peer_of
 from plainsong.protocol.errors import Overloaded, PlainsongError, TlsRequired
 from plainsong.protocol.link import PREFACE
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     import ssl
@@ -128,7 +129,7 @@ async def serve_http(
             if isinstance(bind, socket.socket):
                 listeners.append(bind)
             else:
-                opened = await trio.to_thread.run_sync(listen_on, bind, unix_mode)
+                opened = await in_thread(listen_on, bind, unix_mode)
                 listeners += opened
                 files.append(SocketFiles(opened))
         check = check or OriginCheck()
@@ -452,7 +453,7 @@ class _Application:
     async def _load(self, tried: trio.Event) -> None:
         try:
             with _loop_first():
-                self._server = await trio.to_thread.run_sync(self._made)
+                self._server = await in_thread(self._made)
         except Exception as error:  # such as no free file descriptor for a module: the next request tries again
             log.exception("a part of the server cannot be loaded", extra={"why": str(error)[:300]})
         if self._stopping.is_set():

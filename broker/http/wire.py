@@ -18,6 +18,7 @@ from broker.http.budgets import FREE_BYTES, SMALL_BYTES, AnswerRoom
 from broker.http.handlers import answer_of
 from broker.http.messages import BodyPieces, answer_for, only_plain
 from plainsong.protocol.errors import Internal, MalformedBody, Overloaded, PlainsongError
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -305,7 +306,7 @@ async def _off_loop(compress: Callable[[], bytes]) -> bytes:
     except LookupError:
         limiter = trio.CapacityLimiter(COMPRESSING_THREADS)
         _compressing.set(limiter)
-    return await trio.to_thread.run_sync(compress, limiter=limiter)
+    return await in_thread(compress, limiter=limiter)
 
 
 class GzippedStream:

@@ -20,6 +20,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -42,6 +43,7 @@ from broker.security.files import read_guarded
 from broker.tls import FileUnusable
 from plainsong.protocol.cluster import SLICES, Member, NameTaken, Placement, UnreadablePlacement
 from plainsong.protocol.errors import ClusterUnavailable
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -149,13 +151,13 @@ class ZooKeeper:
 
     async def __aenter__(self) -> Self:
         self._token = trio.lowlevel.current_trio_token()
-        await trio.to_thread.run_sync(self._client.start_async)
+        await in_thread(self._client.start_async)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close the session, so that its ephemeral nodes disappear immediately."""
         with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
-            await trio.to_thread.run_sync(_stop, self._client, abandon_on_cancel=True)
+            await in_thread(_stop, self._client, abandon_on_cancel=True, max_wait_s=inf)
 
     def _new_client(self) -> KazooClient:
         client = KazooClient(
@@ -178,8 +180,8 @@ class ZooKeeper:
         self.connected, self._unanswered_since_s = False, now_s
         log.info("zookeeper is asked for another session", extra={"session": f"{self.session:#x}"})
         with trio.move_on_after(STOP_TIMEOUT_S):
-            await trio.to_thread.run_sync(_stop, before, abandon_on_cancel=True)
-        await trio.to_thread.run_sync(self._client.start_async)
+            await in_thread(_stop, before, abandon_on_cancel=True, max_wait_s=inf)
+        await in_thread(self._client.start_async, max_wait_s=inf)
 
     # --- calls ------------------------------------------------------------------------------------
 

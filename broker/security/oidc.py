@@ -19,6 +19,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -32,6 +33,7 @@ from broker.security.guard import MAX_CREDENTIAL_BYTES, invalid_token
 from broker.security.identity import Identity
 from broker.security.tokens import is_name
 from plainsong.protocol.errors import AuthenticationUnavailable
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -216,15 +218,15 @@ class OidcProvider:
     async def _fetched(self) -> bytes:
         if self._url is None:
             path = Path(self._config.jwks)
-            self._stamp = await trio.to_thread.run_sync(stamp_of, path)  # of a file that cannot be read
-            data, self._stamp = await trio.to_thread.run_sync(read_guarded, path, MAX_JWKS_BYTES)
+            self._stamp = await in_thread(stamp_of, path, max_wait_s=inf)  # of a file that cannot be read
+            data, self._stamp = await in_thread(read_guarded, path, MAX_JWKS_BYTES, max_wait_s=inf)
             return data
         with trio.fail_after(FETCH_TIMEOUT_S):
-            return await trio.to_thread.run_sync(_get, self._url, abandon_on_cancel=True)
+            return await in_thread(_get, self._url, abandon_on_cancel=True, max_wait_s=inf)
 
     async def _stands(self) -> bool:
         """True if the file of keys has not changed since it was read."""
-        return await trio.to_thread.run_sync(stamp_of, Path(self._config.jwks)) == self._stamp
+        return await in_thread(stamp_of, Path(self._config.jwks), max_wait_s=inf) == self._stamp
 
     # --- tokens -----------------------------------------------------------------------------------
 
@@ -270,7 +272,7 @@ class OidcProvider:
             raise invalid_token("the token is not an access token: its typ is not at+jwt")
         key = await self._key_for(header.get("kid"), alg)
         async with self._limit:
-            is_good = await trio.to_thread.run_sync(_is_signed, alg, key, signed, signature)
+            is_good = await in_thread(_is_signed, alg, key, signed, signature)
         if not is_good:
             raise invalid_token("the token's signature is not valid")
         claimed = _object(claims, "claims")

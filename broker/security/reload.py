@@ -15,6 +15,7 @@ from broker.security.grants import MAX_FILE_BYTES as MAX_GRANTS_BYTES
 from broker.security.grants import BadGrantsFile, GrantTable, parse_grants
 from broker.security.tokens import MAX_FILE_BYTES as MAX_TOKENS_BYTES
 from broker.security.tokens import BadTokensFile, TokenTable, parse_tokens
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,13 +94,13 @@ class SecurityFiles:
                 await self._look_at(what, path)
 
     async def _look_at(self, what: str, path: Path) -> None:
-        stamp = await trio.to_thread.run_sync(stamp_of, path)
+        stamp = await in_thread(stamp_of, path, max_wait_s=inf)
         if stamp is not None and stamp == self._stamps.get(what):
             return
         before = self._digests.get(what, "")
         try:
             # In a thread, since a long file would block the event loop.
-            self._put(what, await trio.to_thread.run_sync(_read, what, path))
+            self._put(what, await in_thread(_read, what, path, max_wait_s=inf))
         except (OSError, BadTokensFile, BadGrantsFile) as error:
             why = _why(error)
             if self.stale.get(what) != why:

@@ -43,6 +43,7 @@ from storage.backup.objects import Window, WindowedRows, encode_row, keyed_windo
 from storage.base import Unreadable
 from storage.damage import Gap, approach, behind, last_before, shown_place
 from storage.pace import paced_rows
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -331,10 +332,10 @@ class Cut:
     async def _add(self, windows: Iterator[Window], table: RowTable, page: Page) -> None:
         while True:
             begun_s = trio.current_time()
-            window = await trio.to_thread.run_sync(next, windows, None)
+            window = await in_thread(next, windows, None)
             if window is None:
                 return
-            name = await trio.to_thread.run_sync(_name_of, window.data)
+            name = await in_thread(_name_of, window.data)
             await self._pace.rest(trio.current_time() - begun_s, 0)
             page.objects.append(CutObject(name, table, window.count, len(window.data), *window.times_ms))
             self._remember(name, _Bounds(TABLES[table], window.first, window.last, None), window.data)
@@ -412,7 +413,7 @@ class Cut:
                 async for _ in steps:
                     pass
         data = b"".join(parts)
-        if await trio.to_thread.run_sync(_name_of, data) != name:
+        if await in_thread(_name_of, data) != name:
             raise NotListed(name)
         return data
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import trio
-
 from plainsong.protocol.effects import Table
 from plainsong.protocol.keys import DamagedRow, stop_after, topic_prefix
 from storage.base import GROWTH, MAX_CHUNK_BYTES, MAX_CHUNK_ROWS, Unreadable
@@ -13,6 +11,7 @@ from storage.hbase.cells import SlotPair, governor, value_in
 from storage.hbase.layout import CELL, HASHES, hashed, is_within_topic, stamp_of, unpack
 from storage.hbase.owners import EPOCHS_KEY
 from storage.hbase.scan import ScannedRow, ScanRange, first_rows, merged_rows, scan
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -133,7 +132,7 @@ class RowReader:
                 take(found)
 
         async def look(page: list[ScannedRow]) -> bool:
-            await trio.to_thread.run_sync(run, page)
+            await in_thread(run, page)
             return True
 
         wanted = ScanRange(self._tables[table], hashed(start), _hashed_stop(prefix, stop))
@@ -225,7 +224,7 @@ async def _take(page: list[ScannedRow], rows_of: Callable[[ScannedRow], Iterator
 
     if sum(len(value) for found in page for value in found.columns.values()) < _THREAD_BYTES:
         return run()
-    return await trio.to_thread.run_sync(run)
+    return await in_thread(run)
 
 
 class ChunkedRows:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,6 +37,7 @@ from storage.base import StoreConflict, StoreError
 from storage.leveldb import threads
 from storage.leveldb.operations import PendingWrite
 from storage.loop import Bell
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -234,7 +236,7 @@ class GroupCommit(trio.abc.Instrument):
         self._closed = True
         self._waiting.put(None)
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._thread.join)
+            await in_thread(self._thread.join, max_wait_s=inf)
             self._deliver()
             with suppress(KeyError):
                 trio.lowlevel.remove_instrument(self)

@@ -15,19 +15,21 @@ import shutil
 import time
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import trio
 
 from plainsong.protocol.effects import Delete, Table
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable, drop_rows
-from storage.directory import DataDirectory, refuse_replicated
+from storage.directory import NO_THREADS_HINT, DataDirectory, refuse_replicated
 from storage.leveldb.engine.errors import without_folders
 from storage.leveldb.group_commit import MAX_INLINE_BYTES, GroupCommit, own_error
 from storage.leveldb.operations import MarkDead, PendingWrite, Seal
 from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.tables import LevelDBTables
 from storage.leveldb.takeover import take_over
+from storage.threaded import NoThread, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -121,11 +123,15 @@ class LevelDBStore:
                 raise
             return home
 
-        home = await trio.to_thread.run_sync(enter)
-        store = cls(home, chosen, shipper)
+        home = await in_thread(enter)
         try:
-            store._db = await trio.to_thread.run_sync(store._opened)
-            await trio.to_thread.run_sync(home.seal)
+            store = cls(home, chosen, shipper)
+        except RuntimeError as error:
+            home.close()
+            raise StoreUnusable(f"the store's thread cannot start: {error}", hint=NO_THREADS_HINT) from error
+        try:
+            store._db = await in_thread(store._opened)
+            await in_thread(home.seal)
         except BaseException:
             await store.aclose()
             raise
@@ -390,7 +396,7 @@ class LevelDBStore:
             async with self._reopening:
                 await self._close_database()
                 await self._group_commit.close()
-                await trio.to_thread.run_sync(self._directory.close)
+                self._directory.close()
 
     def _write_group(self, group: Sequence[PendingWrite], while_syncing: Callable[[], object] | None = None) -> None:
         """Make a group durable. Called in the commit thread, or on the event loop while that thread is idle.
@@ -428,7 +434,10 @@ class LevelDBStore:
         """Run ``call`` in a thread, and keep the database open until it returns."""
         tables = await self._present()
         with self._counted():
-            return await trio.to_thread.run_sync(call, tables, limiter=limiter)
+            try:
+                return await in_thread(call, tables, limiter=limiter)
+            except NoThread as error:
+                raise StoreError(error.detail, hint=error.hint) from error
 
     async def _ask(self, begin: Callable[[LevelDBTables, Callable[[T | StoreError], object]], None]) -> T:
         """Have the keeper do something, counted as inside the database, and return its result. Raises StoreError."""
@@ -488,7 +497,7 @@ class LevelDBStore:
             self._no_calls_inside = trio.Event()
             await self._no_calls_inside.wait()
             self._no_calls_inside = None
-        await trio.to_thread.run_sync(tables.close)
+        await in_thread(tables.close, max_wait_s=inf)
 
     async def _reopen_if_failed(self) -> None:
         """Reopen the database if a write to it failed. Raises StoreError."""
@@ -501,8 +510,8 @@ class LevelDBStore:
         with trio.CancelScope(shield=True):
             await self._close_database()
             try:
-                self._db = await trio.to_thread.run_sync(self._opened)
-            except StoreUnusable as error:
+                self._db = await in_thread(self._opened)
+            except (StoreUnusable, NoThread) as error:
                 log.error("the store cannot be reopened", extra={"why": error.detail})
                 detail = without_folders(error.detail)
                 raise StoreError(f"the store cannot be reopened: {detail}", hint=error.hint) from error

@@ -22,6 +22,7 @@ from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreUnavailable
 from storage.replication.notices import decode_seal, log_name
 from storage.replication.protocol import Place, after
 from storage.replication.segment import DamagedLog
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -75,7 +76,7 @@ async def rows_of(objects: Objects, base: Base, take: Callable[[Commit], Awaitab
         found = await parts.next()
         if found is None:
             raise DamagedLog(f"part {number} of the base at commit {base.commit} is missing")
-        await take(await trio.to_thread.run_sync(reader.read, found.data))
+        await take(await in_thread(reader.read, found.data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ async def commits_after(
         found = await log.next()
         if found is None:
             return End(place, last, time_ms, gap=False)
-        following, segment = await trio.to_thread.run_sync(after, place, found.data)
+        following, segment = await in_thread(after, place, found.data)
         if segment is None:
             if decode_seal(found.data).gap:
                 return End(place, last, time_ms, gap=True)

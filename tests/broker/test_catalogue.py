@@ -54,7 +54,7 @@ class SlowStore(MemoryStore):
 def _no_threads(monkeypatch):
     """The clock jumps while all tasks wait, even if they wait for a thread, so run everything in the loop."""
 
-    async def run_here(function, *args):
+    async def run_here(function, *args, **_):
         await trio.lowlevel.checkpoint()
         return function(*args)
 

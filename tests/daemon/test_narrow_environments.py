@@ -114,6 +114,25 @@ def test_a_running_daemon_that_may_start_no_more_threads_writes_its_tables(home:
         assert running.stop() == Exit.OK
 
 
+def test_a_copy_that_the_system_allows_too_few_threads_ends_and_says_why(home: Path):
+    with Daemon(home / "data", wrapper=as_lonely_user()) as running:
+        with Client(url_of(running), deadline_s=PATIENCE_S) as client:
+            client.create_topic("narrow")
+            client.publish("narrow", [b"tea"] * 100)
+        assert running.stop() == Exit.OK
+    copy = ["copy", "--from", f"leveldb:{home / 'data'}", "--to", f"leveldb:{home / 'copy'}"]
+    for threads in range(1, 20):
+        command = as_lonely_user("prlimit", f"--nproc={threads}:{threads}", str(PLAINSONG), *copy)
+        done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        if done.returncode == Exit.OK:
+            break
+        assert done.returncode in (Exit.STORE, Exit.UNAVAILABLE), (threads, done.returncode, done.stderr)
+        assert "hint: raise the limit on threads" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert threads > 1
+    assert done.returncode == Exit.OK, done.stderr
+
+
 @pytest.mark.parametrize(
     "locale", [{}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"LC_ALL": "xx_YY"}]
 )

@@ -24,6 +24,7 @@ from plainsong.protocol.errors import Internal, InvalidParameter, PlainsongError
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.requests import PublishResponse, Receipt, check_publish
 from plainsong.protocol.topic.asks import Publish, PublishEach, PublishStaged, PublishUnder
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +130,7 @@ class LocalStream:
         run = codec.Singles([], [])
         for message in messages:
             read = partial(self._reader.read, message)
-            parts, fault = read() if len(message) <= LOOP_BYTES else await trio.to_thread.run_sync(read)
+            parts, fault = read() if len(message) <= LOOP_BYTES else await in_thread(read)
             for part in parts:
                 if isinstance(part, codec.Singles):
                     if len(run.numbers) + len(part.numbers) > codec.MAX_RUN:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import trio
@@ -25,6 +26,7 @@ from storage.backup.objects import MAX_OBJECT_BYTES
 from storage.base import Unreadable
 from storage.directory import write_whole
 from storage.pace import Pace
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +104,7 @@ class Backups:
         content = json.dumps({"format": 1, "lastSuccessMs": self.last_success_ms}).encode()
         try:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(write_whole, self.file, content)
+                await in_thread(write_whole, self.file, content, max_wait_s=inf)
         except OSError as error:
             log.warning("the time of the last complete backup was not saved", extra={"why": str(error)})
 

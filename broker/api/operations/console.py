@@ -9,10 +9,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import trio
-
 from broker.http.messages import Answer
 from plainsong.protocol.errors import NotFound
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +95,7 @@ class Console:
 
     async def _answer(self, name: str, request: Request) -> Answer:
         self._require()
-        found = (await trio.to_thread.run_sync(files)).get(name)
+        found = (await in_thread(files)).get(name)
         if found is None:
             raise NotFound(f"the console has no {name[:80]!r}", hint="the console starts at /console")
         headers = [*HEADERS, ("ETag", found.etag)]

@@ -26,6 +26,7 @@ from plainsong.protocol.names import TopicName, instance_name, namespace_name, t
 from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.topic.producer_state import SYSTEM_NAMESPACE
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,7 +105,7 @@ class Definitions:
         """Answer with all definitions, in the form that an import takes. Raises StoreError."""
         request.parameters()
         now = await self._now()
-        return await trio.to_thread.run_sync(lambda: json_answer(now.shown()))
+        return await in_thread(lambda: json_answer(now.shown()))
 
     async def put(self, request: Request) -> Answer:
         """Import the document; with ``prune`` delete everything that it does not name.
@@ -115,7 +116,7 @@ class Definitions:
         """
         given = request.parameters("dryRun", "prune")
         # In a thread: a large document takes a good part of a second.
-        wanted = await trio.to_thread.run_sync(self._parsed, request)
+        wanted = await in_thread(self._parsed, request)
         steps = _plan(await self._now(), wanted, prune=flag(given, "prune"))
         self._check(request, steps)
         lists = {

@@ -31,6 +31,7 @@ from storage.hbase.scan import ScanRange, first_rows
 from storage.hbase.settings import HBaseConfig
 from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     import ssl
@@ -176,7 +177,7 @@ async def _carry_out(
         for topic in sorted({task.topic for task in some}):
             check = partial(check_unchanged, client, plans[topic].limits)
             try:
-                await trio.to_thread.run_sync(check, abandon_on_cancel=True)
+                await in_thread(check, abandon_on_cancel=True)
             except (GenerationChanged, TopicNotFound) as error:
                 run.warn(f"{topic} is left out: {error.detail}", "generation_changed", topic=topic)
                 changed.add(topic)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from storage.leveldb import threads
@@ -24,6 +25,8 @@ NICER_BY = 5
 #: between them. One look is not enough, because Python does not know its own threads while they begin or end.
 LOOKS = 4
 _LOOK_EVERY_S = 0.002
+#: A thread that has been joined ends within this time.
+MAX_END_S = 1.0
 
 
 def _threads() -> set[int]:
@@ -34,6 +37,13 @@ def _threads() -> set[int]:
 def _lower_priority(thread: int) -> None:
     """Raises OSError."""
     os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICER_BY)
+
+
+def _wait_for_end(thread: int | None) -> None:
+    """Wait until the kernel counts a thread no more, which is a moment after it was joined."""
+    until_s = time.monotonic() + MAX_END_S
+    while os.path.exists(f"/proc/self/task/{thread}") and time.monotonic() < until_s:
+        nap(_LOOK_EVERY_S / 10)
 
 
 class BackgroundThread:
@@ -62,6 +72,7 @@ class BackgroundThread:
         probe = threading.Thread(target=lambda: None, name="thread of LevelDB")
         probe.start()
         probe.join()
+        _wait_for_end(probe.native_id)
         start()
         try:
             unknown = self._unknown()
