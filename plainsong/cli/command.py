@@ -234,7 +234,7 @@ class VerbGroup(click.Group):
         return resolved(self, ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return [name for name, command in self.commands.items() if not command.hidden]
 
 
 json_option = click.option("--json", "as_json", cls=SharedOption, is_flag=True, help=_JSON_SAYS)

@@ -1,4 +1,4 @@
-"""The verb `definitions`: namespaces, topics and pins as a file that people keep, and bring to another daemon."""
+"""The verb `definitions`: topics, namespaces and pins as a file that people write, keep, and bring to another daemon."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import click
 
-from plainsong.calls import Call, Request, as_json, json_of
+from plainsong.calls import Call, Request, as_json, describe_topic, json_of
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.connection import run_call, where_options
+from plainsong.cli.options import checked, merged, show_property
 from plainsong.cli.output import confirmed, counted, echo_json, escaped
+from plainsong.protocol.errors import InvalidProperty, TopicNotFound, nearest
+from plainsong.protocol.names import topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,16 +27,19 @@ if TYPE_CHECKING:
     from plainsong.cli.connection import Where
 
 _PATH = "/v1/definitions"
-_VERDICTS = ("created", "changed", "deleted", "unchanged")
+_PARTS = ("namespaces", "topics", "pins")
+#: The mark of each change in the output.
+_SIGNS = {"created": "+", "changed": "~", "deleted": "-"}
+_EXAMPLE = 'write a table for each topic: [topics.orders] and below it ttl = "30d"'
 _FILE = click.argument("file", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
 
 
 @click.group(cls=VerbGroup)
 def definitions() -> None:
-    """Export and import namespaces, topics and pins.
+    """Declare topics, namespaces and pins in a file.
 
-    A file of definitions is TOML, or JSON where its name ends in .json. It has
-    no messages and no secrets; grants have a file of their own.
+    A file of definitions is TOML or JSON. It has no messages and no secrets;
+    grants have a file of their own.
     """
 
 
@@ -62,63 +69,152 @@ def export(file: Path, as_json: bool, where: Where) -> None:
     name="import",
     cls=Verb,
     examples=[
-        "plainsong definitions import plainsong.defs --dry-run",
+        "plainsong definitions import topics.toml --dry-run",
+        "plainsong definitions import topics.toml",
         "plainsong definitions import plainsong.defs --prune --yes",
     ],
 )
 @_FILE
 @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
 @click.option("--prune", is_flag=True, help="Delete what FILE does not name.")
-@click.option("--yes", is_flag=True, help="Do not ask before topics are deleted, or messages hidden.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before topics are deleted, or messages hidden.")
 @json_option
 @where_options
 def import_(file: Path, dry_run: bool, prune: bool, yes: bool, as_json: bool, where: Where) -> None:
-    """Create namespaces, topics and pins from FILE; - is standard input.
+    """Create and change namespaces, topics and pins as FILE says; - is stdin.
 
-    The file is checked as a whole before anything changes. Importing it again
-    changes nothing more, so a failed import can be repeated.
+    The file has a table for each topic, in TOML or as JSON:
+
+    \b
+      [topics.orders]
+      ttl = "30d"
+      max_bytes = "10GiB"
+      [topics."shop:audit"]
+
+    A name without a namespace is in that of --namespace. Properties that the
+    file does not name get the daemon's default. The file is checked as a whole
+    before anything changes, and importing it again changes nothing.
+
+    --prune deletes topics that the file does not name: of the namespace, if it
+    has only names without one; otherwise of all namespaces, with the namespaces'
+    properties and the pins. In the output, + marks a new definition, ~ a changed
+    one, - a deleted one.
+    """
+    import_file(file, dry_run=dry_run, prune=prune, yes=yes, as_json=as_json, where=where)
+
+
+def import_file(
+    file: Path, *, dry_run: bool, prune: bool, yes: bool, as_json: bool, where: Where, keeps: bool = False
+) -> None:
+    """Import a file.
+
+    Args:
+      keeps: leave the properties that the file does not name as they are.
     """
     given = _read(file)
     with where.client() as client:
-        would = _put(client, given, prune=prune, dry_run=True)
-        if dry_run:
-            _show(would["effect"], would["warnings"], as_json=as_json, whole=would)
-            return
-        if would["warnings"]:
-            lines = [escaped(each) for each in would["warnings"]]
-            confirmed("\n".join([*lines[:10], *(["…"] if len(lines) > 10 else []), "Continue?"]), yes=yes)
-        done = _put(client, given, prune=prune, dry_run=False)
-    _show(done, [], as_json=as_json, whole=done)
+        scope = client.namespace if _is_of_one_namespace(given) else None
+        wanted = _qualified(client, file, given, keeps=keeps)
+        query = {"prune": "true"} if prune else {}
+        if prune and scope is not None:
+            query["namespace"] = scope
+        told = _put(client, wanted, {**query, "dryRun": "true"})
+        if not dry_run:
+            if told["warnings"]:
+                lines = [escaped(each) for each in told["warnings"]]
+                confirmed("\n".join([*lines[:10], *(["…"] if len(lines) > 10 else []), "Continue?"]), yes=yes)
+            told = _put(client, wanted, query)
+    if as_json:
+        echo_json(told)
+    else:
+        output.echo_lines(_lines(told, dry_run=dry_run))
 
 
-def _put(client: Client, given: Mapping[str, Any], *, prune: bool, dry_run: bool) -> dict[str, Any]:
-    query = "&".join(name + "=true" for name, on in (("dryRun", dry_run), ("prune", prune)) if on)
-    request = Request(
-        "PUT", _PATH + ("?" + query if query else ""), (("Content-Type", "application/json"),), as_json(given)
-    )
+def _put(client: Client, wanted: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
+    path = f"{_PATH}?{urlencode(query)}" if query else _PATH
+    request = Request("PUT", path, (("Content-Type", "application/json"),), as_json(wanted))
     return dict(run_call(client, Call(request, json_of, "harmless", wait_s=60.0)))
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the tables of a file. Raises CommandFailed."""
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"{file} cannot be read: {error}", code=Exit.USAGE) from error
     try:
         text = text.removeprefix("\ufeff")  # some editors begin a file with a mark
-        return dict(json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text))
+        given = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
     except ValueError as error:
-        raise CommandFailed(f"{file} is neither TOML nor JSON: {error}", code=Exit.USAGE) from error
+        raise CommandFailed(f"{file} is neither TOML nor JSON: {error}", hint=_EXAMPLE, code=Exit.USAGE) from error
+    unknown = next((key for key in given if key not in ("format", *_PARTS)), None)
+    if unknown is not None:
+        raise CommandFailed(f"{file}: unknown key {unknown!r}", hint=nearest(unknown, _PARTS), code=Exit.USAGE)
+    parts: dict[str, Any] = {part: given.get(part, {}) for part in _PARTS}
+    tables = list(parts.values())
+    if isinstance(parts["topics"], dict):
+        tables += parts["topics"].values()
+    if not given or not all(isinstance(each, dict) for each in tables):
+        raise CommandFailed(f"{file} has no tables of topics", hint=_EXAMPLE, code=Exit.USAGE)
+    return {"format": given.get("format", 1), **parts}
 
 
-def _show(lists: Mapping[str, Any], warnings: list[str], *, as_json: bool, whole: dict[str, Any]) -> None:
-    if as_json:
-        echo_json(whole)
-        return
-    lines = [f"{verdict}  {escaped(path)}" for verdict in _VERDICTS[:3] for path in lists[verdict]]
-    lines += [f"warning: {escaped(each)}" for each in warnings]
-    figures = ", ".join(f"{len(lists[verdict])} {verdict}" for verdict in _VERDICTS)
-    output.echo_lines([*lines, figures])
+def _is_of_one_namespace(given: Mapping[str, Any]) -> bool:
+    """True if a file has topics alone, each without a namespace."""
+    topics, others = given["topics"], given["namespaces"] or given["pins"]
+    return bool(topics) and not others and not any(":" in name for name in topics)
+
+
+def _qualified(client: Client, file: Path, given: Mapping[str, Any], *, keeps: bool) -> dict[str, Any]:
+    """Return a file as the daemon takes it: full names, and values without units. Raises InvalidProperty."""
+
+    def full(name: str) -> str:
+        return name if ":" in name else f"{client.namespace}:{name}"
+
+    topics = {}
+    for name, properties in given["topics"].items():
+        try:
+            changes = checked(properties)
+        except InvalidProperty as error:
+            raise InvalidProperty(f"{file}: topic {name}: {error.detail}", hint=error.hint) from error
+        topics[full(name)] = merged(_current(client, full(name)) if keeps else {}, changes)
+    return {**given, "topics": topics, "pins": {full(name): instance for name, instance in given["pins"].items()}}
+
+
+def _current(client: Client, name: str) -> dict[str, str]:
+    """Return the properties of a topic; none if it does not exist."""
+    try:
+        return dict(run_call(client, describe_topic(*topic_name(*name.split(":", 1)))))
+    except TopicNotFound:
+        return {}
+
+
+def _lines(told: Mapping[str, Any], *, dry_run: bool) -> list[str]:
+    """A line for each change, the warnings of a dry run, and the counts."""
+    lists = told["effect"] if dry_run else told
+    lines = [
+        f"{sign} {escaped(path)}{_change(told, path)}" for verdict, sign in _SIGNS.items() for path in lists[verdict]
+    ]
+    if dry_run:
+        lines += [f"warning: {escaped(each)}" for each in told["warnings"]]
+    return [*lines, ", ".join(f"{len(lists[verdict])} {verdict}" for verdict in (*_SIGNS, "unchanged"))]
+
+
+def _change(told: Mapping[str, Any], path: str) -> str:
+    """The changed properties of a definition: ``  ttl 1h -> 30d``."""
+    before, after = told["before"].get(path), told["after"].get(path)
+    if after is None:
+        return ""
+    if not isinstance(after, dict):  # a pin
+        return f"  {escaped(str(after))}" if before is None else f"  {escaped(str(before))} -> {escaped(str(after))}"
+    said = ""
+    for name in sorted({*(before or {}), *after}):
+        has, will = ((each or {}).get(name) for each in (before, after))
+        if before is None:
+            said += f"  {name} {show_property(name, will)}"
+        elif has != will:
+            said += f"  {name} {show_property(name, has)} -> {show_property(name, will)}"
+    return escaped(said)
 
 
 def _toml(found: Mapping[str, Any]) -> Iterator[str]:

@@ -47,7 +47,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "topic": Listed("plainsong.cli.topic:topic", "Create, change, list and delete topics."),
         "namespace": Listed("plainsong.cli.namespace:namespace", "List namespaces and set their properties."),
         "definitions": Listed(
-            "plainsong.cli.definitions:definitions", "Export and import namespaces, topics and pins."
+            "plainsong.cli.definitions:definitions", "Declare topics, namespaces and pins in a file."
         ),
         "producer": Listed("plainsong.cli.producer:producer", "Show the producers that a topic remembers."),
         "reader": Listed("plainsong.cli.reader:reader", "Show and move positions kept by the daemon."),

@@ -1,12 +1,9 @@
-"""The verb `topic`: creates, changes, lists, deletes and restores topics, one by one or as a file declares them."""
+"""The verb `topic`: creates, changes, lists, deletes and restores topics."""
 
 from __future__ import annotations
 
-import json
-import sys
-import tomllib
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,13 +12,13 @@ import click
 from plainsong import calls
 from plainsong.chains import ChainHead
 from plainsong.cli import output
-from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
+from plainsong.cli.command import CommandFailed, Exit, VerbGroup, json_option
 from plainsong.cli.connection import complete_topic, run_call, where_options
+from plainsong.cli.definitions import import_file
 from plainsong.cli.dry_run import dry_run_option, effect_lines, show_dry_run
 from plainsong.cli.options import (
     DEFAULT,
     Length,
-    checked,
     chosen,
     differences,
     merged,
@@ -33,16 +30,14 @@ from plainsong.cli.options import (
 )
 from plainsong.cli.output import confirmed, echo_json, named, note
 from plainsong.cli.producer import show_effective
-from plainsong.protocol.errors import InvalidProperty, PlainsongError, TopicExists, nearest
+from plainsong.protocol.errors import TopicExists
 from plainsong.protocol.ids import bound_at
-from plainsong.protocol.names import topic_name
 from plainsong.protocol.paging import pages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from plainsong import Client
-    from plainsong.calls import Call
     from plainsong.chains import ChainReport
     from plainsong.cli.connection import Where
     from plainsong.protocol.answers.topics import DeletedTopic, TopicColumn, TopicRow
@@ -550,164 +545,21 @@ def _verified(topic: str, found: ChainReport) -> list[str]:
     return lines
 
 
-# --- apply -----------------------------------------------------------------------------------------
+# --- a former verb ---------------------------------------------------------------------------------
 
 
-@click.command(
-    cls=Verb,
-    examples=[
-        "plainsong topic apply -f topics.toml --dry-run",
-        "plainsong topic apply -f topics.toml",
-        "plainsong topic apply -f topics.json --prune --yes",
-    ],
-)
-@click.option(
-    "-f", "--file", required=True, type=click.Path(dir_okay=False, allow_dash=True), help="TOML or JSON; - is stdin."
-)
+@topic.command(hidden=True)
+@click.option("-f", "--file", required=True, type=click.Path(path_type=Path, allow_dash=True), help="TOML or JSON.")
 @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
-@click.option("--prune", is_flag=True, help="Delete topics that are not in the file.")
+@click.option("--prune", is_flag=True, help="Delete topics of the namespace that are not in the file.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting topics or hiding messages.")
 @json_option
 @where_options
-def apply(file: str, dry_run: bool, prune: bool, yes: bool, as_json: bool, where: Where) -> None:
-    """Create, change and delete topics as a file declares them.
+def apply(file: Path, dry_run: bool, prune: bool, yes: bool, as_json: bool, where: Where) -> None:
+    """The former name of `definitions import`, which does it now.
 
-    The file has a table for each topic, in TOML or as JSON:
-
-    \b
-      [topics.orders]
-      ttl = "30d"
-      max_bytes = "10GiB"
-      [topics.audit]
-
-    Properties that the file does not name stay as they are; "default" resets
-    one. Topics that it does not name stay too, unless --prune is given. Applying
-    the file again changes nothing. In the output, + marks a new topic, ~ a
-    changed one, - a deleted one.
+    Properties that the file does not name stay as they are. The next version
+    removes this name.
     """
-    wanted = load_declarations(file)
-    with where.client() as client:
-        changes = plan(client, wanted, prune=prune)
-        doomed = [change.topic for change in changes if change.action == "delete"]
-        if not as_json:
-            for change in changes:
-                click.echo(change.shown())
-        if not dry_run:
-            if doomed:
-                confirmed(f"Delete {named(doomed)} with all messages?", yes=yes)
-            for change in changes:
-                shorter = change.send.get("ttl") if change.action == "change" and "ttl" in change.properties else None
-                if hidden := _hidden_by_ttl(client, change.topic, shorter):
-                    shown = show_property("ttl", str(shorter))
-                    says = f"A ttl of {shown} hides {output.show_messages(hidden)} of {change.topic} forever. Set it?"
-                    confirmed(says, yes=yes)
-            _carry_out(client, changes)
-    if as_json:
-        echo_json({"applied": not dry_run, "topics": [change.as_json() for change in changes]})
-        return
-    todo = sum(change.action in ("create", "change", "delete") for change in changes)
-    click.echo(
-        f"{output.counted(todo, 'topic')} would change"
-        if dry_run
-        else f"{output.counted(todo, 'topic')} changed"
-        if todo
-        else "nothing to change"
-    )
-
-
-def _carry_out(client: Client, changes: Sequence[Change]) -> None:
-    """Carries out the changes, deletions last. Raises PlainsongError that says how far it came."""
-    at = client.namespace
-    steps: dict[str, Callable[[Change], Call[Any]]] = {
-        "create": lambda change: calls.create_topic(at, change.topic, change.send, if_not_exists=False),
-        "change": lambda change: calls.set_properties(at, change.topic, change.send),
-        "delete": lambda change: calls.delete_topic(at, change.topic),
-    }
-    todo = sorted((change for change in changes if change.action in steps), key=lambda each: each.action == "delete")
-    for done, change in enumerate(todo):
-        try:
-            run_call(client, steps[change.action](change))
-        except PlainsongError as error:
-            error.detail = (
-                f"{error.detail} ({change.action} {change.topic}; {done} of {len(todo)} changes made before it)"
-            )
-            raise
-
-
-def load_declarations(file: str) -> dict[str, dict[str, str]]:
-    """Returns the checked properties of each topic. Raises CommandFailed, InvalidProperty, InvalidName."""
-    try:
-        text = (sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")).removeprefix("\ufeff")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandFailed(f"{file} cannot be read: {error}", code=Exit.USAGE) from error
-    try:
-        document = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
-    except ValueError as error:
-        raise CommandFailed(f"{file}: {error}", hint=_EXAMPLE, code=Exit.USAGE) from error
-    topics = document.get("topics") if isinstance(document, dict) else None
-    unknown = next((key for key in document if key != "topics"), None)
-    if unknown is not None:
-        hint = nearest(unknown, ("topics",))
-        raise CommandFailed(f"{file}: unknown key {unknown!r}", hint=hint, code=Exit.USAGE)
-    if not isinstance(topics, dict) or not all(isinstance(each, dict) for each in topics.values()):
-        raise CommandFailed(f"{file} declares no topics", hint=_EXAMPLE, code=Exit.USAGE)
-    return {name: _declared(file, name, properties) for name, properties in topics.items()}
-
-
-def plan(client: Client, wanted: Mapping[str, Mapping[str, str]], *, prune: bool) -> list[Change]:
-    """Compares the topics with the file, in the order of their names."""
-    existing = client.topics()
-    changes = []
-    for name in sorted({*existing, *wanted}):
-        if name not in existing:
-            new: dict[str, tuple[str | None, str]] = {key: (None, value) for key, value in wanted[name].items()}
-            changes.append(Change(name, "create", new, merged({}, wanted[name])))
-        elif name in wanted:
-            current = client.admin.properties(name)
-            different = differences(current, wanted[name])
-            changes.append(Change(name, "change" if different else "keep", different, merged(current, wanted[name])))
-        else:
-            changes.append(Change(name, "delete" if prune else "leave", {}, {}))
-    return changes
-
-
-topic.add_command(apply)
-
-_EXAMPLE = 'write a table for each topic: [topics.orders] and below it ttl = "30d"'
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One topic's change by `apply`."""
-
-    topic: str
-    action: str
-    """``create``, ``change``, ``delete``, ``keep`` (as the file says), ``leave`` (not in the file)."""
-    properties: Mapping[str, tuple[str | None, str]]
-    """Name → (current value, new value)."""
-    send: Mapping[str, str]
-    """All properties of the topic afterwards, as sent."""
-
-    def shown(self) -> str:
-        """One line: a sign, the topic, its changes."""
-        sign = {"create": "+", "change": "~", "delete": "-", "keep": "=", "leave": " "}[self.action]
-        says = "  ".join(self._property(name, *pair) for name, pair in self.properties.items())
-        if self.action == "leave":
-            says = "(not in the file)"
-        return f"{sign} {self.topic:<24} {says}".rstrip()
-
-    def _property(self, name: str, has: str | None, will: str) -> str:
-        value = show_property(name, will)
-        return f"{name} {value}" if self.action == "create" else f"{name} {show_property(name, has)} -> {value}"
-
-    def as_json(self) -> dict[str, Any]:
-        changed = {name: {"from": has, "to": will} for name, (has, will) in self.properties.items()}
-        return {"topic": self.topic, "action": self.action, "properties": changed}
-
-
-def _declared(file: str, name: str, properties: dict[str, object]) -> dict[str, str]:
-    topic_name("default", name)
-    try:
-        return checked(properties)
-    except InvalidProperty as error:
-        raise InvalidProperty(f"{file}: topic {name}: {error.detail}", hint=error.hint) from error
+    output.report("warning: `topic apply` is `definitions import` now, and the next version removes the old name")
+    import_file(file, dry_run=dry_run, prune=prune, yes=yes, as_json=as_json, where=where, keeps=True)

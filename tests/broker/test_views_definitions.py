@@ -54,6 +54,17 @@ async def test_topics_that_are_not_named_are_deleted_only_on_request(daemon):
     assert (set(found["topics"]), found["namespaces"]) == ({"ns:t"}, {})
 
 
+async def test_a_prune_of_one_namespace_deletes_only_topics_there(daemon):
+    await daemon.create("gone")
+    await put(daemon, WANTED)
+    document = {"format": 1, "topics": {"ns:t": {"ttl": 5}}}
+    done = await put(daemon, document, "?prune=true&namespace=ns")
+    assert done["deleted"] == ["topics/ns:gone"]
+    found = (await daemon.call("GET", PATH)).json()
+    assert (set(found["topics"]), set(found["namespaces"])) == ({"ns:t", "shop:orders"}, {"shop"})
+    await daemon.call("PUT", PATH + "?namespace=ns", json=document, status=400, code="invalid_parameter")
+
+
 async def test_a_dry_run_reports_the_changes_and_makes_none(daemon):
     await daemon.create("t", ttl=60)
     before = (await daemon.call("GET", PATH)).json()

@@ -96,7 +96,7 @@ def test_topics_of_the_system_are_never_exported(alone, tmp_path):
 
 def test_a_file_that_begins_with_a_byte_order_mark_is_read(cli, tmp_path):
     (tmp_path / "topics.toml").write_bytes(b"\xef\xbb\xbf[topics.marked]\nttl = 60\n")
-    cli("topic", "apply", "--file", str(tmp_path / "topics.toml"))
+    cli("definitions", "import", str(tmp_path / "topics.toml"))
     assert "marked" in cli("topic", "list").out
 
 

@@ -148,9 +148,11 @@ def test_a_ttl_that_would_hide_messages_asks_first_with_their_count(cli: Cli, cl
     newest_ms = client.poll("orders")[-1].id.publish_time_ms
     while options.now_ms() <= newest_ms + 1000:
         pass
-    for words in (("topic", "set", "orders", "ttl=1s"), ("topic", "apply", "-f", str(declared))):
-        said = cli(*words, code=Exit.USAGE)
-        assert "A ttl of 1s hides 2 messages of orders forever. Set it?" in said.err
+    for words, asks in (
+        (("topic", "set", "orders", "ttl=1s"), "A ttl of 1s hides 2 messages of orders forever. Set it?"),
+        (("definitions", "import", str(declared)), "orders gets a shorter ttl, which hides 2 messages"),
+    ):
+        assert asks in cli(*words, code=Exit.USAGE).err
         assert client.admin.properties("orders")["ttl"] == kept
     cli("topic", "set", "orders", "ttl=1s", "--yes")
     assert client.admin.properties("orders")["ttl"] == "1"

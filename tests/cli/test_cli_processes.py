@@ -339,7 +339,7 @@ def test_every_shell_has_its_completion_script(alone, shell):
         ("plainsong poll num", ["numbers"]),
         ("plainsong reader ls --json num", ["numbers"]),
         ("plainsong poll --until", ["--until-empty"]),
-        ("plainsong topic app", ["apply"]),
+        ("plainsong topic und", ["undelete"]),
     ],
 )
 def test_verbs_options_and_topics_are_completed(cli, spawn, numbers, monkeypatch, words, completed):

@@ -84,7 +84,7 @@ def test_closed_standard_input_is_an_error_for_verbs_that_read_it(shell, orders)
     assert shell("$plainsong publish orders <&-")[::2] == (Exit.USAGE, closed)
     assert shell("$plainsong publish orders x <&-")[0] == 0
     assert shell("$plainsong poll orders --limit 1 <&-")[:2] == (0, b"tea\n")
-    for verb in ("topic apply --file - ", "publish orders --file -", "definitions import -"):
+    for verb in ("publish orders --file -", "definitions import -"):
         code, _, err = shell(f"$plainsong {verb} <&-")
         assert code == Exit.USAGE
         assert err.startswith("error: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -106,50 +107,81 @@ def test_delete_asks_and_requires_yes_without_a_terminal(cli, greetings):
     assert cli("topic", "list").out == "greetings\n"
 
 
-# --- apply -------------------------------------------------------------------------------------------
+# --- definitions -------------------------------------------------------------------------------------
 
 
-def test_apply_makes_the_topics_match_the_file(cli, home):
+def imported(cli, file, *options, **more):
+    return cli("definitions", "import", str(file), *options, **more)
+
+
+@pytest.fixture
+def namespace(cli):
+    """Return the namespace of the test."""
+    return os.environ["PLAINSONG_NAMESPACE"]
+
+
+def test_an_import_makes_the_topics_what_the_file_says(cli, home, namespace):
     file = home / "topics.toml"
-    file.write_text('[topics.orders]\nttl = "30d"\n[topics.audit]\n')
+    file.write_text(f'[topics.orders]\nttl = "30d"\n[topics.audit]\nttl = "1h"\n[topics."{namespace}_2:till"]\n')
     cli("topic", "create", "audit", "ttl=1h")
     cli("topic", "create", "old")
-    dry = cli("topic", "apply", "-f", str(file), "--dry-run")
-    assert [line.split() for line in dry.lines] == [
-        ["=", "audit"],
-        ["old", "(not", "in", "the", "file)"],
-        ["+", "orders", "ttl", "30d"],
-        ["1", "topic", "would", "change"],
+    dry = imported(cli, file, "--dry-run")
+    assert dry.lines == [
+        f"+ topics/{namespace}:orders  deduplication inherit  transactional optional  ttl 30d",
+        f"+ topics/{namespace}_2:till  deduplication inherit  transactional optional  ttl 7d",
+        "2 created, 0 changed, 0 deleted, 1 unchanged",
     ]
     assert cli("topic", "list").lines == ["audit", "old"]
-    assert cli("topic", "apply", "-f", str(file)).lines[-1] == "1 topic changed"
-    assert cli("topic", "apply", "-f", str(file)).lines[-1] == "nothing to change"
+    assert imported(cli, file).lines[-1] == "2 created, 0 changed, 0 deleted, 1 unchanged"
+    assert imported(cli, file).lines == ["0 created, 0 changed, 0 deleted, 3 unchanged"]
     assert cli("topic", "list").lines == ["audit", "old", "orders"]
-    assert cli("topic", "show", "audit", "--json").json["properties"]["ttl"] == "3600"
+    assert cli("topic", "list", "--namespace", f"{namespace}_2").lines == ["till"]
 
 
-def test_apply_changes_only_named_topics_and_prunes_only_on_request(cli, home):
-    cli("topic", "create", "orders", "ttl=1h", "max_bytes=1MiB")
-    cli("topic", "create", "old")
+def test_an_import_resets_what_the_file_does_not_name_of_a_topic(cli, home, namespace):
+    cli("topic", "create", "orders", "ttl=1h", "max_bytes=1MiB", "transactional=required")
     file = home / "topics.json"
-    file.write_text(json.dumps({"topics": {"orders": {"ttl": 7200}}}))
-    told = cli("topic", "apply", "-f", str(file), "--json").json
-    assert told["topics"] == [
-        {"topic": "old", "action": "leave", "properties": {}},
-        {"topic": "orders", "action": "change", "properties": {"ttl": {"from": "3600", "to": "7200"}}},
+    file.write_text(json.dumps({"topics": {"orders": {"ttl": 7200, "transactional": "default"}}}))
+    assert imported(cli, file).lines == [
+        f"~ topics/{namespace}:orders  max_bytes 1MiB -> none  transactional required -> optional  ttl 1h -> 2h",
+        "0 created, 1 changed, 0 deleted, 0 unchanged",
     ]
     shown = cli("topic", "show", "orders", "--json").json["properties"]
-    assert (shown["ttl"], shown["max_bytes"]) == ("7200", str(1 << 20))
-    cli("topic", "apply", "-f", str(file), "--prune", code=Exit.USAGE)
-    assert "- old" in cli("topic", "apply", "-f", str(file), "--prune", "--yes").out
+    assert (shown["ttl"], shown["transactional"], "max_bytes" in shown) == ("7200", "optional", False)
+
+
+def test_a_file_of_one_namespace_prunes_only_there_and_asks_first(cli, home, namespace):
+    for topic in ("orders", "old"):
+        cli("topic", "create", topic)
+    cli("topic", "create", "kept", "--namespace", f"{namespace}_2")
+    file = home / "topics.toml"
+    file.write_text("[topics.orders]\n")
+    assert "--yes" in imported(cli, file, "--prune", code=Exit.USAGE).err
+    assert imported(cli, file, "--prune", "--yes").lines[0] == f"- topics/{namespace}:old"
     assert cli("topic", "list").lines == ["orders"]
+    assert cli("topic", "list", "--namespace", f"{namespace}_2").lines == ["kept"]
+    file.write_text(f'[topics."{namespace}:orders"]\n')
+    assert f"- topics/{namespace}_2:kept" in imported(cli, file, "--prune", "--dry-run").lines
+
+
+def test_the_former_verb_apply_imports_with_a_warning_and_keeps_what_the_file_does_not_name(cli, home):
+    cli("topic", "create", "orders", "ttl=1h", "max_bytes=1MiB")
+    file = home / "topics.json"
+    file.write_text(json.dumps({"topics": {"orders": {"ttl": 7200}, "new": {}}}))
+    said = cli("topic", "apply", "-f", str(file))
+    assert said.err == "warning: `topic apply` is `definitions import` now, and the next version removes the old name\n"
+    assert said.lines[-1] == "1 created, 1 changed, 0 deleted, 0 unchanged"
+    shown = cli("topic", "show", "orders", "--json").json["properties"]
+    assert (shown["ttl"], shown["max_bytes"]) == ("7200", str(1 << 20))
+    assert "apply" not in cli("topic", "--help").out
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "declares no topics"),
+        ("", "has no tables of topics"),
         ("[topcis.a]", "did you mean 'topics'"),
+        ("topics = 7", "has no tables of topics"),
         ("[topics.a]\ntll = 5", "topic a: unknown property 'tll'"),
         ('[topics.a]\nttl = "soon"', "topic a: ttl is 'soon'"),
         ('[topics."a b"]', "topic 'a b' is not allowed"),
@@ -160,7 +192,7 @@ def test_apply_changes_only_named_topics_and_prunes_only_on_request(cli, home):
 def test_an_invalid_file_changes_nothing(cli, home, text, says):
     file = home / "topics.toml"
     file.write_text("[topics.good]\n" + text if text.startswith("[topics.") else text)
-    assert says in cli("topic", "apply", "-f", str(file), code=Exit.USAGE).err
+    assert says in imported(cli, file, code=Exit.USAGE).err
     assert cli("topic", "list").out == ""
 
 

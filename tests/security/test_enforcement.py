@@ -502,3 +502,24 @@ async def test_while_authentication_is_off_every_request_is_allowed_as_anonymous
         assert (told["name"], told["via"], told["credential"]) == ("anonymous", "none", None)
         assert told["grants"] == [{"verbs": list(VERBS), "on": ["*:*", "system:*", "service"]}]
         assert json.loads((await daemon.call("GET", "/readyz")).text)["transactions"]
+
+
+async def test_definitions_need_admin_on_everything_they_name_and_operate_for_what_only_operators_see(daemon):
+    daemon.files.grant(GRANTS + '[[grant]]\nto = ["owner"]\nverbs = ["admin"]\non = ["ns:*", "shop:x"]\n')
+    await daemon.reload()
+
+    async def put(topics, query="", **more):
+        document = {"format": 1, "topics": {name: {"ttl": 60} for name in topics}, **more}
+        return await daemon.ask("owner", "PUT", f"/v1/definitions{query}", json=document)
+
+    assert (await put(["ns:a", "shop:x"])).json()["created"] == ["topics/shop:x"]
+    # Refused as a whole, whether or not the foreign topic exists or would change.
+    for name in ("shop:y", "other:exists", "system:audit"):
+        refused = problem(await put(["ns:c", name]), 403, "forbidden")
+        assert refused.json()["detail"].startswith(f"topics/{name}")
+    problem(await put([], namespaces={"shop": {"deduplication": "disabled"}}), 403, "forbidden")
+    problem(await put([], pins={"ns:a": "a"}), 403, "forbidden")
+    problem(await put(["ns:a"], "?prune=true"), 403, "forbidden")
+    problem(await put(["ns:a"], "?prune=true&namespace=shop"), 403, "forbidden")
+    assert (await put(["ns:a"], "?prune=true&namespace=ns")).json()["deleted"] == ["topics/ns:b"]
+    assert (await daemon.ask("operator", "GET", "/v1/definitions")).json()["topics"].keys() == {"ns:a", "shop:x"}

@@ -49,6 +49,7 @@ _QUERY: dict[str, tuple[str, Schema]] = {
     "withoutDamaged": ("leave out what cannot be read, and list it in leftOut", {"type": "boolean", "default": False}),
     "complete": ("true once the client has written a complete backup", {"type": "boolean", "default": False}),
     "prune": ("delete what the document does not name", {"type": "boolean", "default": False}),
+    "put_definitions.namespace": ("prune only topics of this namespace", _NAMES["namespace"]),
     "ttl": ("time to live of all messages of the request, in seconds", POSITIVE),
     "wait_ms": ("how long to wait for a message", WAIT_MS),
     "max_bytes": ("maximum payload bytes of the page; at least one message is returned", POSITIVE),

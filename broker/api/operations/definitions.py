@@ -29,11 +29,12 @@ from plainsong.protocol.topic.producer_state import SYSTEM_NAMESPACE
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from actors.namespaces import Namespaces
     from broker.http.messages import Handler, Request
     from broker.membership.membership import Membership
+    from broker.security.rights import Rights
     from plainsong.protocol.answers.service import DefinitionsDocument
     from storage.base import Row, Store
 
@@ -66,6 +67,11 @@ class Document:
             "topics": dict(sorted(self.topics.items())),
             "pins": dict(sorted(self.pins.items())),
         }
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all definitions: ``topics/shop:orders``."""
+        return [f"{part}/{name}" for part in _PARTS for name in getattr(self, part)]
 
 
 class Step(NamedTuple):
@@ -108,17 +114,20 @@ class Definitions:
         return await in_thread(lambda: json_answer(now.shown()))
 
     async def put(self, request: Request) -> Answer:
-        """Import the document; with ``prune`` delete everything that it does not name.
+        """Import the document; with ``prune`` delete what it does not name, of one namespace or of all.
 
         Raises:
           MalformedBody, InvalidParameter, InvalidName, InvalidProperty, Forbidden, Conflict: nothing happened.
           any error of a change: the changes before it were made.
         """
-        given = request.parameters("dryRun", "prune")
+        given = request.parameters("dryRun", "prune", "namespace")
+        scope, rights = _scope(given), request.rights
+        self._check_scope(rights, scope)
         # In a thread: a large document takes a good part of a second.
         wanted = await in_thread(self._parsed, request)
-        steps = _plan(await self._now(), wanted, prune=flag(given, "prune"))
-        self._check(request, steps)
+        self._check(rights, wanted.paths)
+        steps = _plan(await self._now(), wanted, scope)
+        self._check(rights, [step.path for step in steps if step.verdict == "deleted"])
         lists = {
             verdict: [step.path for step in steps if step.verdict == verdict]
             for verdict in ("created", "changed", "deleted", "unchanged")
@@ -223,20 +232,29 @@ class Definitions:
             wanted.pins[str(_topic(name))] = instance_name(instance)
         return wanted
 
-    def _check(self, request: Request, steps: list[Step]) -> None:
-        """Raise Forbidden or Conflict if a change is not allowed or not possible."""
-        for step in steps:
-            if step.verdict == "unchanged":
-                continue
-            if step.part == "pins":
-                if self.membership is None:
-                    raise Conflict(f"{step.path}: this is a single instance, which owns everything")
-                continue
-            namespace, _, topic = step.name.partition(":")
-            rights = request.rights
+    def _check_scope(self, rights: Rights, scope: str | None) -> None:
+        """Check the right to see what ``prune`` would delete. Raises Forbidden."""
+        if scope == EVERYTHING and not rights.on_service("operate"):
+            raise _refusal("the service", "`operate` on the service, or name a namespace")
+        if scope and scope != EVERYTHING and not rights.on_namespace("admin", scope):
+            raise _refusal(f"{scope}:*", f"`admin` on {scope}:*")
+
+    def _check(self, rights: Rights, paths: Iterable[str]) -> None:
+        """Check the rights to definitions, whether or not they change: an answer shows whether they do.
+
+        Raises:
+          Forbidden: one is missing. Conflict: there is no cluster to pin topics in.
+        """
+        for path in paths:
+            part, _, name = path.partition("/")
+            namespace, _, topic = name.partition(":")
             may = rights.on_topic("admin", namespace, topic) if topic else rights.on_namespace("admin", namespace)
             if namespace == SYSTEM_NAMESPACE or not may:
-                raise Forbidden(f"{step.path}: this name may not change it", hint="grant `admin` on what is imported")
+                raise _refusal(path, "`admin` on what is imported")
+            if part == "pins" and not rights.on_service("operate"):
+                raise _refusal(path, "`operate` on the service")
+            if part == "pins" and self.membership is None:
+                raise Conflict(f"{path}: this is a single instance, which owns everything")
 
     async def _apply(self, request: Request, step: Step, *, dry_run: bool = False) -> Any:
         """Make one change, or preview it; return its effect, if its route reports one."""
@@ -267,8 +285,25 @@ def _as_shown(value: Any) -> Any:
     return {name: str(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
-def _plan(now: Document, wanted: Document, *, prune: bool) -> list[Step]:
-    """Return the steps of an import: namespaces, topics, pins, each sorted by name."""
+#: The scope of a ``prune`` without a namespace.
+EVERYTHING = "*"
+
+
+def _scope(given: dict[str, str]) -> str | None:
+    """Return the namespace whose topics are pruned, or ``EVERYTHING``; None: nothing is. Raises InvalidParameter."""
+    if not flag(given, "prune"):
+        if "namespace" in given:
+            raise InvalidParameter("namespace is without prune", hint="add prune=true, or remove it")
+        return None
+    return namespace_name(given["namespace"]) if "namespace" in given else EVERYTHING
+
+
+def _refusal(what: str, right: str) -> Forbidden:
+    return Forbidden(f"{what}: this name may not change it", hint=f"grant {right}")
+
+
+def _plan(now: Document, wanted: Document, scope: str | None) -> list[Step]:
+    """Return the steps of an import: namespaces, topics, pins, each sorted by name. ``scope``: see ``_scope``."""
     steps: list[Step] = []
     for part in _PARTS:
         before, after = getattr(now, part), getattr(wanted, part)
@@ -276,7 +311,7 @@ def _plan(now: Document, wanted: Document, *, prune: bool) -> list[Step]:
             old, new = before.get(name), after.get(name)
             if new is None:
                 verdict: Verdict = "deleted"
-                if not prune:
+                if scope is None or not (scope == EVERYTHING or (part == "topics" and name.startswith(f"{scope}:"))):
                     continue
             elif old is None:
                 verdict = "created"

@@ -256,14 +256,14 @@ ROUTES: tuple[Route[Any], ...] = (
         DEFINITIONS,
         Definitions,
         Definitions.put,
-        verb="operate",
-        on="service",
+        verb=None,
+        on="name",
         tag="keeping",
         doc=(
             "Create and change namespaces, topics and pins to match a document: checked as a whole, then applied in "
             "order of name."
         ),
-        parameters=("dryRun", "prune"),
+        parameters=("dryRun", "prune", "namespace"),
         body=Body(
             ref("Definitions"),
             DEFINITIONS_BODY_BYTES,
@@ -275,6 +275,7 @@ ROUTES: tuple[Route[Any], ...] = (
             *WRITES,
             *BODY,
             *("invalid_property", "forbidden", "conflict", "topic_exists", "cluster_unavailable", "request_too_large"),
+            "quota_exceeded",
         ),
     ),
     Route(

@@ -86,7 +86,7 @@ CONTRACT = {
     "get_backup_object": ("operate", "service"),
     "end_backup": ("operate", "service"),
     "get_definitions": ("inspect", "service"),
-    "put_definitions": ("operate", "service"),
+    "put_definitions": ("", "name"),
     "start_scrub": ("operate", "service"),
     "get_scrub": ("inspect", "service"),
     "ping": ("", "nobody"),
