@@ -61,6 +61,7 @@ from broker.gauges import add_event_gauges, add_keeping_gauges, add_link_gauges
 from broker.http.budgets import AnswerBudget
 from broker.http.descriptors import Descriptors
 from broker.http.route import Accounting, accounted, bind
+from broker.link.server import in_task
 from broker.logs import AccessLog
 from broker.security.setup import Security, build_security
 from broker.tracing import traced
@@ -435,14 +436,13 @@ def _among_instances(
         service.polling_many,
         service.streams,
         answers,
-        accounting.access,
         core.security.guard,
     )
     endpoints = cluster.forward(endpoints, local, core.tasks)
     cluster.dispatcher.kinds[TOPICS_OPEN] = topics_open_handler(core.directory)
     cluster.dispatcher.kinds[SECURITY_DIGESTS] = security_digests_handler(core.security.digests)
-    cluster.dispatcher.kinds[FINDINGS] = care.attention.handler
-    cluster.dispatcher.kinds[FIGURES] = service.catalogue.figures_handler
+    cluster.dispatcher.kinds[FINDINGS] = in_task(care.attention.handler)
+    cluster.dispatcher.kinds[FIGURES] = in_task(service.catalogue.figures_handler)
     cluster.dispatcher.kinds[WHO] = who_handler(cluster.ownership.me.name)
     cluster.dispatcher.kinds |= TransactionCalls(core.authority, core.namespaces).kinds()
     add_link_gauges(core.metrics, cluster.links)

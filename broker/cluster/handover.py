@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from broker.link.flow import LinkBroken, Reply
+from broker.link.server import in_task
 from plainsong.protocol.cluster import SLICES, lowered_slices, raised_slices
 from plainsong.protocol.errors import BadRequest, PlainsongError
 from plainsong.protocol.names import TopicName
@@ -161,7 +162,7 @@ class Handover:
 
     def kinds(self) -> dict[str, CallHandler]:
         """Return the handlers of these calls, by kind."""
-        return {"topics.open": self._on_open, "topics.given": self._on_given}
+        return {"topics.open": in_task(self._on_open), "topics.given": in_task(self._on_given)}
 
     # --- calling -------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from broker.cluster.handover import Handover
     from broker.config import Config
     from broker.link.proof import LinkSecret
-    from broker.link.server import Call, CallHandler
+    from broker.link.server import Call, CallHandler, PendingReply
     from broker.membership.membership import Membership
 
 log = logging.getLogger(__name__)
@@ -133,10 +133,9 @@ _HINT = "cluster.advertise must be an address at which this instance and the oth
 def who_handler(name: str) -> CallHandler:
     """Return the handler of ``WHO`` for the instance of this name."""
 
-    async def answer(call: Call) -> Reply:
+    def answer(call: Call, reply: PendingReply) -> None:
         del call
-        await trio.lowlevel.checkpoint()
-        return Reply(name)
+        reply(Reply(name))
 
     return answer
 

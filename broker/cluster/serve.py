@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +15,21 @@ from broker.cluster.handover import Handover
 from broker.cluster.owners import Owners, RoutedAsks, decode_ask
 from broker.cluster.remote_stream import RoutedStream, serve_stream
 from broker.http.budgets import BodyBudget
-from broker.http.handlers import answer_of
 from broker.http.messages import only_plain
 from broker.http.route import owned_name
 from broker.http.wire import answer_to
 from broker.link.client import Links, connect, connect_by_tls
 from broker.link.flow import Reply
-from broker.link.http_codec import decode_identity, decode_request, encode_admitted, encode_answer, encode_page
+from broker.link.http_codec import answer_request, decode_identity, decode_request, encode_answer, encode_page
 from broker.link.proof import link_secret
-from broker.link.server import CallHandler, peer_handler
+from broker.link.server import CallHandler, in_task, peer_handler
 from broker.link.version_0_1 import HOT, REQUEST, VIEW, hot_as_request
 from broker.link.wire import LinkBounds
 from broker.security.guard import OPEN, forbidden
 from broker.security.identity import ANONYMOUS
 from plainsong.protocol.errors import BadRequest, NoOwner, ShuttingDown
 from plainsong.protocol.names import TopicName
+from plainsong.protocol.topic.asks import Look
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -39,12 +39,11 @@ if TYPE_CHECKING:
     from broker.api.messages.poll_many import LocalTopics, PollingMany
     from broker.api.messages.stream import Streams
     from broker.config import Config
-    from broker.http.budgets import AnswerBudget, AnswerRoom, Reservation
+    from broker.http.budgets import AnswerBudget, Reservation
     from broker.http.handlers import RequestTasks
-    from broker.http.messages import Answer, Conversation
+    from broker.http.messages import Conversation
     from broker.http.route import Endpoint
-    from broker.link.server import Call, ServesPeer
-    from broker.logs import AccessLog
+    from broker.link.server import Call, PendingReply, ServesPeer
     from broker.metrics import Metrics
     from broker.security.guard import Guard
     from broker.security.identity import Identity
@@ -129,7 +128,6 @@ class Local:
     polling_many: PollingMany
     streams: Streams
     answers: AnswerBudget
-    access: AccessLog
     guard: Guard = OPEN
 
 
@@ -157,12 +155,12 @@ class Dispatcher:
             HOT: self._hot,
             VIEW: self._request,
             "ask": self._ask,
-            "look_many": self._look_many,
-            "page": self._page,
-            "stream": self._stream,
+            "look_many": in_task(self._look_many),
+            "page": in_task(self._page),
+            "stream": in_task(self._stream),
         }
 
-    async def __call__(self, call: Call) -> Reply:
+    def __call__(self, call: Call, reply: PendingReply) -> None:
         """Answer a call. Raises NoOwner: this instance does not own the call's subject, and nothing happened."""
         handler = self.kinds.get(call.kind)
         if handler is None:
@@ -170,7 +168,7 @@ class Dispatcher:
                 f"{call.kind[:80]!r} is nothing this version answers",
                 hint="do all instances run the same version?",
             )
-        return await handler(call)
+        handler(call, reply)
 
     def _refuse_unless_mine(self, name: TopicName | None) -> None:
         if name is not None and not self._owners.ownership.is_mine(name):
@@ -178,7 +176,7 @@ class Dispatcher:
 
     # --- requests ------------------------------------------------------------------------------
 
-    async def _request(self, call: Call) -> Reply:
+    def _request(self, call: Call, reply: PendingReply) -> None:
         name, request = decode_request(call.value, call.body)
         route, handler = self._endpoints[name]
         for owned in topics_in(request) if route.owner == "topics" else [owned_name(route.owner, request.path)]:
@@ -187,23 +185,20 @@ class Dispatcher:
         admission = self._local.guard.admission_of(request.who)
         self._local.guard.authorize(admission, route, request.path)
         request.who, request.rights = admission.who, admission.rights
-        request.room = self._local.answers.room()
-        return await self._answered(answer_of(handler, request), request.request_id, request.room)
-
-    async def _hot(self, call: Call) -> Reply:
-        return await self._request(replace(call, kind=REQUEST, value=hot_as_request(call.value)))
-
-    async def _answered(self, answering: Awaitable[Answer], request_id: str, room: AnswerRoom) -> Reply:
-        """Encode the answer, or the problem, for the client. Raises NoOwner and ShuttingDown, for the caller."""
         self._owners.metrics.forwarded("in")
-        self._local.access.begin(request_id)
-        try:
-            return await encode_admitted(answering, room, only_looks=False)
-        except Exception as error:
+
+        def refused(error: Exception) -> Reply | Exception:
+            """Return the problem for the client; NoOwner and ShuttingDown are for the instance that called."""
             plain = only_plain(error)
             if isinstance(plain, NoOwner | ShuttingDown):
-                raise plain from error
-            return encode_answer(answer_to(error, request_id))
+                return plain
+            return encode_answer(answer_to(error, request.request_id))
+
+        answer_request(handler, request, self._local.answers.room(), call, reply, only_looks=False, refused=refused)
+
+    def _hot(self, call: Call, reply: PendingReply) -> None:
+        call.value = hot_as_request(call.value)
+        self._request(call, reply)
 
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
@@ -221,9 +216,17 @@ class Dispatcher:
 
     # --- calls of the daemons themselves -------------------------------------------------------
 
-    async def _ask(self, call: Call) -> Reply:
+    def _ask(self, call: Call, reply: PendingReply) -> None:
         name, ask = decode_ask(call.value)
-        return Reply(await self._local.directory.ask(name, ask))
+        if isinstance(ask, Look):  # it may wait for messages, until its caller leaves
+            reply.run(partial(self._looked, name, ask))
+            return
+        self._local.directory.put(
+            name, ask, lambda found: reply(found if isinstance(found, Exception) else Reply(found))
+        )
+
+    async def _looked(self, name: TopicName, look: Look) -> Reply:
+        return Reply(await self._local.directory.ask(name, look))
 
     async def _look_many(self, call: Call) -> Reply:
         given, left_s, *identity = call.value

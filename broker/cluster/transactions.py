@@ -18,6 +18,7 @@ import trio
 from actors.transactions import SERVICE_NAME, service_moved
 from broker.link.flow import LinkBroken, Reply
 from broker.link.http_codec import collect
+from broker.link.server import in_task
 from broker.link.version_0_1 import enlisted
 from broker.thrift import TephraMethods, failure
 from plainsong.protocol.errors import (
@@ -29,6 +30,7 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.tephra.rpc import RefusedCall, decode_call, encode_failure
+from plainsong.protocol.transactions.asks import Enlist
 from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
 from plainsong.protocol.transactions.view import Moment
 
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from broker.authority import Authority
     from broker.cluster.owners import Owners
     from broker.link.client import Link
-    from broker.link.server import Call, CallHandler
+    from broker.link.server import Call, CallHandler, PendingReply
     from plainsong.protocol.names import TopicName
 
 #: The time-out of calls that wait for nothing but the service.
@@ -135,12 +137,12 @@ class TransactionCalls:
     def kinds(self) -> dict[str, CallHandler]:
         """Return the handlers of this module's calls, by kind."""
         return {
-            "tx.sync": self._sync,
+            "tx.sync": in_task(self._sync),
             "tx.enlist": self._enlist,
             "tx.owner": self._owner,
-            "tx.as_of": self._as_of,
-            "tx.thrift": self._thrift,
-            "ns.changed": self._namespace_changed,
+            "tx.as_of": in_task(self._as_of),
+            "tx.thrift": in_task(self._thrift),
+            "ns.changed": in_task(self._namespace_changed),
         }
 
     def _home(self) -> TransactionService:
@@ -154,12 +156,23 @@ class TransactionCalls:
         synced = await self._home().sync(ReplicaVersion(term, changes), wait_ms)
         return Reply(None, synced.packed())
 
-    async def _enlist(self, call: Call) -> Reply:
-        pointer, namespace, topic = call.value
-        return Reply(list(await self._home().enlist(int(pointer), topic_name(namespace, topic))))
+    def _enlist(self, call: Call, reply: PendingReply) -> None:
+        home, (pointer, namespace, topic) = self._home(), call.value
+        pointer, name = int(pointer), topic_name(namespace, topic)
 
-    async def _owner(self, call: Call) -> Reply:
-        return Reply(self._home().owner_of(int(call.value)))
+        def settled(found: tuple[int, ...] | Exception) -> None:
+            reply(found if isinstance(found, Exception) else Reply(list(found)))
+
+        async def once_loaded() -> Reply:
+            return Reply(list(await home.enlist(pointer, name)))
+
+        if home.has_loaded:
+            home.put(Enlist(pointer, name), settled)
+        else:
+            reply.run(once_loaded)
+
+    def _owner(self, call: Call, reply: PendingReply) -> None:
+        reply(Reply(self._home().owner_of(int(call.value))))
 
     async def _as_of(self, call: Call) -> Reply:
         return Reply(None, (await self._home().as_of(int(call.value))).packed())

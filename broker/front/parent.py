@@ -11,25 +11,27 @@ import logging
 import signal
 import sys
 from dataclasses import dataclass, field, replace
+from functools import partial
 from socket import socketpair
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
-from broker.api.answers import off_loop
+from actors.mailbox import Future
+from broker.api.answers import LOOP_BYTES, off_loop
 from broker.cluster.remote_stream import converse
 from broker.config import every_setting
 from broker.front import FrontEndFailed
 from broker.http import sockets
 from broker.http.descriptors import Descriptors
-from broker.http.handlers import answer_of
 from broker.http.messages import only_plain, status_of
+from broker.http.route import status_to
 from broker.http.sockets import SocketFiles, address_of, bind_shared, start_listening
 from broker.link.flow import Reply
-from broker.link.http_codec import decode_identity, decode_request, encode_admitted
+from broker.link.http_codec import answer_request, decode_identity, decode_request
 from broker.link.proof import without_binding
-from broker.link.server import serve_link
+from broker.link.server import in_task, serve_link
 from broker.link.wire import WITHIN_DAEMON
 from broker.reload import Reloads
 from broker.security.guard import OPEN, RefusedRequest
@@ -41,20 +43,20 @@ from plainsong.protocol.errors import BadRequest, Internal, NoOwner, PlainsongEr
 from plainsong.protocol.ids import consecutive_ids
 from plainsong.protocol.link import VOCABULARY
 from plainsong.protocol.names import TopicName
-from plainsong.protocol.requests import PublishRequest, Receipt
+from plainsong.protocol.requests import PublishRequest, PublishResponse, Receipt
 from plainsong.protocol.topic.asks import PublishEach
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from broker.api.messages.publish import Publishing
     from broker.config import Config
     from broker.http.budgets import AnswerBudget, BodyBudget
     from broker.http.messages import Begin, Conversation
     from broker.http.route import Accounting, Endpoint
-    from broker.link.server import Call, PendingReply, ServedChannel, ServesPeer
+    from broker.link.server import Call, CallHandler, PendingReply, ServedChannel, ServesPeer
     from broker.security.setup import Security
     from broker.tls import Certificates
 
@@ -264,9 +266,8 @@ class _FrontEndProcess:
                     await process.wait()
 
     async def _serve(self, link: trio.SocketStream, process: trio.Process) -> None:
-        inline = self._shared.answering.batcher()
         bounds = replace(WITHIN_DAEMON, silence_s=SILENCE_S)
-        await serve_link(link, self._dispatch, bounds, inline=inline, peer=self._name)
+        await serve_link(link, self._dispatch, bounds, flush=self._shared.answering.flush, peer=self._name)
         await trio.sleep(AFTER_LINK_S)
         process.kill()  # it is frozen: its connections would wait forever
 
@@ -274,19 +275,23 @@ class _FrontEndProcess:
         await self._shared.stop.wait()
         process.terminate()
 
-    async def _dispatch(self, call: Call) -> Reply:
+    def _dispatch(self, call: Call, reply: PendingReply) -> None:
         if call.kind == "handshake":
             if self._shared.certificates is not None:
                 self._shared.certificates.count(call.value)
-            return Reply()
-        if call.kind == "settings":
+            reply(Reply())
+        elif call.kind == "settings":
             security = self._shared.answering.security
             tables = {} if security is None else security.files.content
-            return Reply({"settings": self._shared.settings, "peers": self._shared.peers is not None, "tables": tables})
-        if call.kind == "tables":
-            return Reply(await self._shared.answering.changed_tables(call.value))
-        if call.kind != "ready":
-            return await self._shared.answering.dispatch(call)
+            peers = self._shared.peers is not None
+            reply(Reply({"settings": self._shared.settings, "peers": peers, "tables": tables}))
+        elif call.kind == "ready":
+            reply.run(self._begun)
+        else:
+            self._shared.answering.dispatch(call, reply)
+
+    async def _begun(self) -> Reply:
+        """Wait until all front ends are ready; False: the daemon stops."""
         self.ready.set()
         await self._shared.begun.wait()
         if self._shared.stop.is_set():
@@ -317,10 +322,13 @@ class _FrontEndProcess:
 # --- answers ---------------------------------------------------------------------------------------
 
 
+def _raised(error: Exception) -> Exception:
+    """Return the error of a request, which the front end answers."""
+    return error
+
+
 class Answering:
     """Answers the calls of front ends, with the same handlers as a daemon without front ends.
-
-    ``PublishBatcher`` answers the most frequent calls, small plain publishes, unless the access log is on.
 
     Args:
       endpoints, begin: as for a listener of this process, counted and forwarded.
@@ -345,49 +353,58 @@ class Answering:
         self._endpoints = {endpoint.route.name: endpoint for endpoint in endpoints}
         self._begin = begin
         self._publishing = publishing
+        self._batches = PublishBatches(publishing, accounting)
         self._accounting = accounting
         self._answers = answers
         self._budget = budget
-        self._kinds = {
+        self._kinds: dict[str, CallHandler] = {
             "request": self._request,
-            "publish": self._publish_one,
+            "publish": self._publish,
             "publish_packed": self._publish_packed,
-            "stream": self._stream,
+            "stream": in_task(self._stream),
+            "tables": in_task(self._changed_tables),
+        }
+        #: What front ends report, without waiting for a reply.
+        self._reports: dict[str, Callable[[Any], object]] = {
             "counted": self._counted,
             "refused": self._refused,
-            "quota_refused": self._quota_refused,
+            "quota_refused": self._guard.quotas.count_refusal,
             "descriptors_short": self._descriptors_short,
             "authenticated": self._authenticated,
-            "forbidden": self._forbidden,
+            "forbidden": self._guard.counters.forbidden,
         }
 
-    async def changed_tables(self, epoch: int) -> list[Any]:
-        """Wait until the guard's epoch is no longer ``epoch``; return the new epoch and the security files."""
-        await self._guard.moved_from(epoch)
-        return [self._guard.epoch, {} if self.security is None else self.security.files.content]
-
-    async def dispatch(self, call: Call) -> Reply:
-        """Answer one call of a front end."""
+    def dispatch(self, call: Call, reply: PendingReply) -> None:
+        """Answer one call of a front end. Raises BadRequest: there is no such call."""
+        report = self._reports.get(call.kind)
+        if report is not None:
+            report(call.value)
+            reply(Reply())
+            return
         handler = self._kinds.get(call.kind)
         if handler is None:
             raise BadRequest(f"{call.kind[:80]!r} is not a call of front ends")
-        return await handler(call)
+        handler(call, reply)
 
-    def batcher(self) -> PublishBatcher:
-        """Return the handler of small publishes of one front end."""
-        return PublishBatcher(self._publishing, self._accounting)
+    def flush(self) -> None:
+        """Publish what the batches have; called after the calls that arrived together."""
+        self._batches.flush()
+
+    async def _changed_tables(self, call: Call) -> Reply:
+        """Wait until the guard's epoch has changed; return the new epoch and the security files."""
+        await self._guard.moved_from(call.value)
+        return Reply([self._guard.epoch, {} if self.security is None else self.security.files.content])
 
     # --- whole requests ------------------------------------------------------------------------
 
-    async def _request(self, call: Call) -> Reply:
+    def _request(self, call: Call, reply: PendingReply) -> None:
         name, request = decode_request(call.value, call.body)
-        (route, handler), room = self._endpoints[name], self._answers.room()
-        request.room = room
+        route, handler = self._endpoints[name]
         # The front end has authenticated the name and checked its verb; lists and views need all of its rights.
         request.rights = self._guard.rights_of(request.who)
-        self._accounting.access.begin(request.request_id)
         # For other routes the front end refuses answers itself, since it reads their bodies and counts them.
-        return await encode_admitted(answer_of(handler, request), room, only_looks=route.hot and route.reads_only)
+        only_looks = route.hot and route.reads_only
+        answer_request(handler, request, self._answers.room(), call, reply, only_looks=only_looks, refused=_raised)
 
     async def _stream(self, call: Call) -> Reply:
         assert call.channel is not None  # streams are conversations
@@ -397,72 +414,74 @@ class Answering:
             await serve_conversation(self._begin(namespace, topic, request_id, reservation, who), call.channel)
         return Reply()
 
-    async def _refused(self, call: Call) -> Reply:
+    # --- reports -------------------------------------------------------------------------------
+
+    def _refused(self, value: list[Any]) -> None:
         """Record a request that a front end has refused for its sender's identity or rights."""
-        error, identity, address, target, request_id = call.value
-        who = decode_identity(identity)
-        self._guard.refused(RefusedRequest(error, who, Peer(address), target, request_id))
-        return Reply()
+        error, identity, address, target, request_id = value
+        self._guard.refused(RefusedRequest(error, decode_identity(identity), Peer(address), target, request_id))
 
-    async def _quota_refused(self, call: Call) -> Reply:
-        """Count a request that a front end has refused for its name's quota."""
-        self._guard.quotas.count_refusal(call.value)
-        return Reply()
-
-    async def _descriptors_short(self, call: Call) -> Reply:
+    def _descriptors_short(self, value: None) -> None:
         """Record that a front end refused connections for lack of file descriptors."""
-        del call
+        del value
         self._descriptors.refused()
-        return Reply()
 
-    async def _authenticated(self, call: Call) -> Reply:
+    def _authenticated(self, value: list[str]) -> None:
         """Count a credential that a front end has checked."""
-        via, result = call.value
+        via, result = value
         self._guard.counters.authenticated(via, result)
-        return Reply()
 
-    async def _forbidden(self, call: Call) -> Reply:
-        """Count a request that a front end has refused for lack of a verb."""
-        self._guard.counters.forbidden(call.value)
-        return Reply()
-
-    async def _counted(self, call: Call) -> Reply:
+    def _counted(self, value: list[Any]) -> None:
         """Count a request that a front end has answered."""
-        route, status, seconds = call.value
+        route, status, seconds = value
         self._accounting.requested(route, status, seconds)
-        return Reply()
 
     # --- publishes that a front end has read and checked -----------------------------------------
 
-    async def _publish_one(self, call: Call) -> Reply:
+    def _publish(self, call: Call, reply: PendingReply) -> None:
         namespace, topic, messages, size, request_id = call.value
-        return await self._published(TopicName(namespace, topic), PublishRequest(messages), size, request_id)
+        name = TopicName(namespace, topic)
+        if len(messages) == 1 and not self._accounting.access.enabled:  # a line of the log is about one request
+            self._batches.add(name, messages[0], size, reply)
+        else:
+            self._put(name, PublishRequest(messages), size, request_id, reply)
 
-    async def _publish_packed(self, call: Call) -> Reply:
-        def unpacked() -> Any:
-            return VOCABULARY.unpack(call.body)
+    def _publish_packed(self, call: Call, reply: PendingReply) -> None:
+        packed = call.body
+        if len(packed) > LOOP_BYTES:
+            reply.run(partial(self._unpack_and_publish, packed))
+            return
+        namespace, topic, body, size, request_id = VOCABULARY.unpack(packed)
+        self._put(TopicName(namespace, topic), body, size, request_id, reply)
 
-        namespace, topic, body, size, request_id = await off_loop(len(call.body), JSON, unpacked)
-        return await self._published(TopicName(namespace, topic), body, size, request_id)
+    async def _unpack_and_publish(self, packed: bytes) -> Reply:
+        """Unpack a large body in a thread, then publish."""
+        unpacked: Any = await off_loop(len(packed), JSON, partial(VOCABULARY.unpack, packed))
+        namespace, topic, body, size, request_id = unpacked
+        published: Future[Reply] = Future()
+        self._put(TopicName(namespace, topic), body, size, request_id, published.settle)
+        return await published.wait()
 
-    async def _published(self, name: TopicName, body: PublishRequest, size: int, request_id: str) -> Reply:
+    def _put(
+        self,
+        name: TopicName,
+        body: PublishRequest,
+        size: int,
+        request_id: str,
+        answered: Callable[[Reply | Exception], object],
+    ) -> None:
+        """Publish, and count and log the answer; NoOwner is counted where the request is answered instead."""
         begun_s = perf_counter()
-        self._accounting.access.begin(request_id)
-        try:
-            response = await self._publishing.published(name, body, size)
-        except NoOwner:
-            raise
-        except Exception as error:
-            plain = only_plain(error)
-            self._account(name, 500 if plain is None else status_of(plain), begun_s)
-            raise
-        self._account(name, 200, begun_s)
-        return Reply(response)
 
-    def _account(self, name: TopicName, status: int, begun_s: float) -> None:
-        seconds = perf_counter() - begun_s
-        self._accounting.requested("publish", status, seconds)
-        self._accounting.access.answered("publish", str(name), status, seconds)
+        def settled(found: PublishResponse | Receipt | Exception) -> None:
+            answered(found if isinstance(found, Exception) else Reply(found))  # first: the rest needs no waiting client
+            if isinstance(found, NoOwner):
+                return
+            seconds, status = perf_counter() - begun_s, status_to(found) if isinstance(found, Exception) else 200
+            self._accounting.requested("publish", status, seconds)
+            self._accounting.access.answered("publish", str(name), status, seconds, identity=request_id)
+
+        self._publishing.put_body(name, body, size, settled)
 
 
 # --- small publishes -------------------------------------------------------------------------------
@@ -481,45 +500,39 @@ class _Run:
     size: int = 0
 
 
-class PublishBatcher:
-    """Puts small plain publishes that arrive together into their topic's mailbox as one ask; an ``InlineHandler``.
+class PublishBatches:
+    """Puts small plain publishes that arrive together into their topic's mailbox as one ask.
 
     A run is stored as one and answered one by one, as in a stream: neither order nor answers differ. A publish then
-    costs the owning process one frame read and one frame written, and no task.
+    costs the owning process one frame read and one frame written.
     """
 
     def __init__(self, publishing: Publishing, accounting: Accounting) -> None:
         self._publishing = publishing
         self._accounting = accounting
-        self._runs: dict[tuple[str, str], _Run] = {}
+        self._runs: dict[TopicName, _Run] = {}
         self._begun_s = 0.0
 
-    def take(self, call: Call, answer: PendingReply) -> bool:
-        if (
-            call.kind != "publish" or self._accounting.access.enabled
-        ):  # a log line names its request by the task's context
-            return False
-        namespace, topic, messages, size, _ = call.value
-        if len(messages) != 1:
-            return False
-        run = self._runs.get((namespace, topic))
+    def add(self, name: TopicName, message: bytes, size: int, reply: PendingReply) -> None:
+        """Add a publish of one message; it is put with the next ``flush``."""
+        run = self._runs.get(name)
         if run is None:
             if not self._runs:
                 self._begun_s = perf_counter()
-            run = self._runs[namespace, topic] = _Run()
-        run.payloads.append(messages[0])
-        run.answers.append(answer)
+            run = self._runs[name] = _Run()
+        run.payloads.append(message)
+        run.answers.append(reply)
         run.size += size
         if len(run.payloads) >= MAX_RUN:
             self.flush()
-        return True
 
     def flush(self) -> None:
+        """Put what has been added."""
         if not self._runs:
             return
         runs, self._runs = self._runs, {}
         for name, run in runs.items():
-            self._put(TopicName(*name), run, self._begun_s)
+            self._put(name, run, self._begun_s)
 
     def _put(self, name: TopicName, run: _Run, begun_s: float) -> None:
         def settled(outcome: PublishOutcome | Exception) -> None:

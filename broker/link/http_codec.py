@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from broker.http.budgets import FREE_BYTES
+from broker.http.handlers import RequestCancelled
 from broker.http.messages import OWNER_HEADER, Answer, BodyPieces, Request
 from broker.http.wire import admitted, begun
 from broker.link.flow import Reply
@@ -14,16 +17,17 @@ from broker.security.identity import ANONYMOUS, Identity
 from broker.security.peer import Peer
 from plainsong.protocol.codec import gathered
 from plainsong.protocol.codec.cloud_events import BINARY_MODE_HEADERS
-from plainsong.protocol.errors import MalformedBody
+from plainsong.protocol.errors import MalformedBody, OutcomeUnknown
 from plainsong.protocol.page import Page
 from plainsong.protocol.trace import TRACEPARENT, TRACESTATE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from actors.ownership import Instance
     from broker.http.budgets import AnswerRoom
-    from broker.http.messages import BodyStream
+    from broker.http.messages import BodyStream, Handler
+    from broker.link.server import Call, PendingReply
 
 #: The headers that handlers read, in addition to those of events in binary mode. Bodies travel decompressed; answers
 #: are compressed by the process that has the client's connection.
@@ -83,20 +87,67 @@ def encode_answer(answer: Answer, room: AnswerRoom | None = None) -> Reply:
     return Reply([answer.status, answer.content_type, headers, length], budgeted(answer.body, room))
 
 
-async def encode_admitted(answering: Awaitable[Answer], room: AnswerRoom, *, only_looks: bool) -> Reply:
-    """Wait for an answer, account for it in ``room``, start its stream, and encode it.
+def answer_request(
+    handler: Handler,
+    request: Request,
+    room: AnswerRoom,
+    call: Call,
+    reply: PendingReply,
+    *,
+    only_looks: bool,
+    refused: Callable[[Exception], Reply | Exception],
+) -> None:
+    """Have ``handler`` answer the request of a call, as a listener does, and reply with its answer.
 
-    A stream that fails before its first byte raises, so that the error can be answered instead.
+    A short answer is sent in the turn in which the handler gives it, without a task. A stream that fails before its
+    first byte counts as an error.
 
     Args:
+      room: accounts for the answer until it is sent.
       only_looks: see ``admitted``.
-    Raises any error of ``answering``; ``room`` is released then.
+      refused: returns the reply to an error, or the error that the caller receives.
     """
+    request.room = room
+    call.on_cancel = request.cancel
+
+    def answered(outcome: Answer | Exception) -> None:
+        if isinstance(outcome, RequestCancelled):
+            outcome = OutcomeUnknown("the daemon ended before it answered", hint="accepted requests still happen")
+        if isinstance(outcome, Exception):
+            room.release()
+            reply(refused(outcome))
+        elif _is_short(outcome, room, only_looks=only_looks):
+            reply(encode_answer(outcome, room))
+        elif reply.is_wanted:
+            reply.run(partial(_encoded, outcome, room, refused, only_looks=only_looks))
+        else:
+            room.release()
+
+    handler(request, answered)
+
+
+def _is_short(answer: Answer, room: AnswerRoom, *, only_looks: bool) -> bool:
+    """True if an answer is whole, fits one frame and need not wait for room."""
+    if not isinstance(answer.body, bytes) or len(answer.body) > INLINE_BYTES:
+        return False
+    size = len(answer.body)
+    return size <= FREE_BYTES or not only_looks or room.has(size)
+
+
+async def _encoded(
+    answer: Answer, room: AnswerRoom, refused: Callable[[Exception], Reply | Exception], *, only_looks: bool
+) -> Reply:
+    """Account for an answer in ``room``, start its stream, and encode it; ``room`` is released if that fails."""
     try:
-        answer = await answering
         if not isinstance(answer.body, bytes | BodyPieces):
             answer.body = await begun(answer.body)
         return encode_answer(await admitted(answer, room, only_looks=only_looks), room)
+    except Exception as error:
+        room.release()
+        found = refused(error)
+        if isinstance(found, Exception):
+            raise found from error
+        return found
     except BaseException:
         room.release()
         raise

@@ -1,10 +1,15 @@
-"""The called side of a link: each call runs in a task, within limits, and is cancelled when its caller leaves."""
+"""The called side of a link: calls are answered within limits, and cancelled when their caller leaves.
+
+A handler is called in the turn of the event loop in which its call arrived. It gets a task only if it has to wait
+(``in_task``), or if its reply has to: a long one, or one to a peer that reads slowly.
+"""
 
 from __future__ import annotations
 
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -15,7 +20,7 @@ import trio
 from broker.http.messages import only_plain
 from broker.http.tls_socket import TlsStream
 from broker.link.flow import Inflow, LinkBroken, Outflow, Reply, send_reply
-from broker.link.wire import BETWEEN_INSTANCES, LinkBounds, Wire
+from broker.link.wire import BETWEEN_INSTANCES, INLINE_BYTES, LinkBounds, Wire
 from plainsong.protocol.errors import Internal, MalformedBody, OutcomeUnknown, Overloaded, PlainsongError
 from plainsong.protocol.link import VOCABULARY, FrameKind
 
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
     from broker.link.proof import LinkSecret
     from plainsong.protocol.link import Vocabulary
 
-__all__ = ["Call", "Dispatch", "InlineHandler", "PendingReply", "ServedChannel", "serve_link"]
+__all__ = ["AsyncCallHandler", "Call", "CallHandler", "PendingReply", "ServedChannel", "in_task", "serve_link"]
 log = logging.getLogger("plainsong.peering")
 
 
@@ -35,33 +40,46 @@ class Call:
     value: Any
     body: bytes = b""
     deadline_s: float | None = None
-    """The time at which its caller stops waiting, on the event loop's clock; the call is cancelled then."""
+    """The time at which its caller stops waiting, on the event loop's clock; a task of the call is cancelled then."""
     channel: ServedChannel | None = None
-    """For a conversation, which ends when the dispatch returns."""
+    """For a conversation, which ends when its handler returns."""
+    on_cancel: Callable[[], object] | None = None
+    """Ends the wait for the reply, which is no longer wanted; None while nothing waits."""
+
+    def cancel(self) -> None:
+        """End any wait for the reply. What an actor has received still happens."""
+        if self.on_cancel is not None:
+            self.on_cancel()
 
 
-Dispatch: TypeAlias = Callable[[Call], Awaitable[Reply]]
-"""Answers one call. It may raise ``PlainsongError``; any other exception is a bug: logged, and answered as one."""
+CallHandler: TypeAlias = Callable[["Call", "PendingReply"], None]
+"""Answers one call, like a ``Handler`` of requests: it calls the ``PendingReply``, or its ``run``, once, before it returns
+or later. It must not wait. It may raise ``PlainsongError``; any other exception is a bug: logged, and answered as one."""
+AsyncCallHandler: TypeAlias = Callable[["Call"], Awaitable[Reply]]
+"""Answers one call; it may wait, and raise as a ``CallHandler``."""
 
 
-class InlineHandler(Protocol):
-    """Answers some calls in batches, without a task for each."""
+def in_task(handler: AsyncCallHandler) -> CallHandler:
+    """Return a handler that runs ``handler`` in a task for each call."""
 
-    def take(self, call: Call, answer: PendingReply) -> bool:
-        """Accept a call, to answer it later, or leave it to a task (False). It must not wait."""
+    def answer(call: Call, reply: PendingReply) -> None:
+        reply.run(partial(handler, call))
 
-    def flush(self) -> None:
-        """Carry out the accepted calls: all calls that had arrived were offered."""
+    return answer
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 async def serve_link(
     stream: trio.abc.Stream,
-    dispatch: Dispatch,
+    dispatch: CallHandler,
     bounds: LinkBounds = BETWEEN_INSTANCES,
     *,
     already_read: bytes = b"",
     stop: trio.Event | None = None,
-    inline: InlineHandler | None = None,
+    flush: Callable[[], None] = _nothing,
     vocabulary: Vocabulary = VOCABULARY,
     peer: str = "",
     secret: LinkSecret | None = None,
@@ -72,30 +90,33 @@ async def serve_link(
     Args:
       already_read: the bytes read from the connection so far, starting with the preface.
       stop: once set, the peer is asked to make no more calls; the link ends when its calls are answered.
-      inline: is offered the calls with short bodies.
+      flush: is called after the calls that arrived together have been dispatched.
       secret: the peer must prove to know it; None: no proof is required.
       binding: see ``LinkSecret.exchange``.
     """
     async with trio.open_nursery() as nursery:
         prove = None if secret is None else partial(secret.exchange, "accept", binding)
-        side = _ServingSide(Wire(stream, bounds, vocabulary, peer, prove), dispatch, inline, nursery)
+        side = _ServingSide(Wire(stream, bounds, vocabulary, peer, prove), dispatch, flush, nursery)
         if stop is not None:
             nursery.start_soon(side.leave_at, stop)
-        why = await side.wire.run(side, already_read)
-        if why:
-            log.info("a link has ended", extra={"peer": peer, "why": why, "under_way": len(side.calls)})
+        try:
+            why = await side.wire.run(side, already_read)
+            if why:
+                log.info("a link has ended", extra={"peer": peer, "why": why, "under_way": len(side.calls)})
+        finally:
+            side.end()
         nursery.cancel_scope.cancel()
 
 
-class _PendingAnswer:
-    """An unanswered call."""
+class _PendingCall:
+    """An unanswered call, and what has arrived of it."""
 
-    __slots__ = ("call", "inflow", "outflow", "pieces", "received", "scope", "size")
+    __slots__ = ("call", "has_task", "inflow", "outflow", "pieces", "received", "size")
 
     def __init__(self, call: Call, size: int) -> None:
         self.call = call
         self.size = size
-        self.scope: trio.CancelScope | None = None
+        self.has_task = False
         self.pieces: list[bytes] | None = None
         self.received = 0
         self.inflow: Inflow | None = None
@@ -103,34 +124,47 @@ class _PendingAnswer:
 
 
 class PendingReply:
-    """Answers a call that an ``InlineHandler`` has accepted; call it once."""
+    """The reply to a call: call it, or its ``run``, once. Both do nothing once the caller has left."""
 
-    __slots__ = ("_number", "_side")
+    __slots__ = ("_number", "_pending", "_side")
 
-    def __init__(self, side: _ServingSide, number: int) -> None:
+    def __init__(self, side: _ServingSide, number: int, pending: _PendingCall) -> None:
         self._side = side
         self._number = number
+        self._pending = pending
 
-    def __call__(self, outcome: Reply | PlainsongError, *, at_once: bool = False) -> None:
+    @property
+    def is_wanted(self) -> bool:
+        """True until the call is answered or its caller has left."""
+        return self._side.calls.get(self._number) is self._pending
+
+    def __call__(self, outcome: Reply | Exception, *, at_once: bool = False) -> None:
         """Send the reply or the error; with ``at_once``, write immediately, for the last of several."""
-        side, number = self._side, self._number
-        if side.calls.pop(number, None) is None:
-            return  # its caller has left
-        put = side.wire.put_at_once if at_once else side.wire.put
-        if isinstance(outcome, Reply):
-            put(FrameKind.ANSWER, number, outcome.value, outcome.body)
-        else:
-            put(FrameKind.FAILED, number, outcome)
+        if self.is_wanted:
+            self._side.reply(self._number, self._pending, outcome, at_once=at_once)
+
+    def run(self, work: Callable[[], Awaitable[Reply]]) -> None:
+        """Answer by what ``work`` returns or raises. It runs in a task, which ends when the caller leaves."""
+        if self.is_wanted:
+            self._side.run(self._number, self._pending, work)
 
 
 class _ServingSide:
-    def __init__(self, wire: Wire, dispatch: Dispatch, inline: InlineHandler | None, nursery: trio.Nursery) -> None:
+    def __init__(self, wire: Wire, dispatch: CallHandler, flush: Callable[[], None], nursery: trio.Nursery) -> None:
         self.wire = wire
-        self.calls: dict[int, _PendingAnswer] = {}
+        self.calls: dict[int, _PendingCall] = {}
+        self.flush = flush
         self._bytes = 0
         self._dispatch = dispatch
-        self._inline = inline
         self._nursery = nursery
+        #: A task keeps the context it is started with, and that of an actor's turn could keep a request alive.
+        self._context = copy_context()
+
+    def end(self) -> None:
+        """Cancel all calls: the link has ended."""
+        calls, self.calls = self.calls, {}
+        for pending in calls.values():
+            pending.call.cancel()
 
     async def leave_at(self, stop: trio.Event) -> None:
         """At ``stop``, ask the peer to make no more calls; it then closes the link once all are answered."""
@@ -152,10 +186,9 @@ class _ServingSide:
             if kind in (FrameKind.CANCEL, FrameKind.PIECE, FrameKind.END, FrameKind.CREDIT):
                 return  # it crossed the answer
         elif kind == FrameKind.CANCEL:
-            if known.scope is not None:
-                known.scope.cancel()
-            else:
+            if not known.has_task:  # a task ends the call itself
                 self._forget(number)
+            known.call.cancel()
             return
         elif kind == FrameKind.PIECE and isinstance(frame[2], bytes):
             self._on_piece(number, known, frame[2], more=bool(frame[3]))
@@ -168,22 +201,13 @@ class _ServingSide:
             return
         raise MalformedBody(f"a frame of kind {kind}, which only callers receive")
 
-    def flush(self) -> None:
-        if self._inline is not None:
-            self._inline.flush()
-
     def _on_call(self, number: int, kind: Any, value: Any, body: Any, left_s: Any) -> None:
         if type(kind) is not str or type(body) is not bytes:
             raise MalformedBody("a call is a kind, a value and a body")
-        if not self._admit(number, len(body)):
-            return
-        call = Call(kind, value, body, _deadline(left_s))
-        under_way = self.calls[number] = _PendingAnswer(call, 0)
-        if self._inline is not None and not self.wire.is_full and self._inline.take(call, PendingReply(self, number)):
-            return
-        self._bytes += len(body)
-        under_way.size = len(body)
-        self._start(number, under_way)
+        if self._admit(number, len(body)):
+            self._bytes += len(body)
+            pending = self.calls[number] = _PendingCall(Call(kind, value, body, _deadline(left_s)), len(body))
+            self._start(number, pending)
 
     def _on_begin(self, frame: list[Any]) -> None:
         kind, number, name, value = frame[:4]
@@ -194,15 +218,15 @@ class _ServingSide:
             return
         self._bytes += size
         call = Call(name, value)
-        under_way = self.calls[number] = _PendingAnswer(call, size)
+        pending = self.calls[number] = _PendingCall(call, size)
         if kind == FrameKind.BEGIN:
             call.deadline_s = _deadline(frame[5])
-            under_way.pieces = []
+            pending.pieces = []
             return
-        under_way.inflow = Inflow(self.wire, number)
-        under_way.outflow = Outflow(self.wire, number)
-        call.channel = ServedChannel(self.wire, number, under_way.inflow, under_way.outflow)
-        self._start(number, under_way)
+        pending.inflow = Inflow(self.wire, number)
+        pending.outflow = Outflow(self.wire, number)
+        call.channel = ServedChannel(self.wire, number, pending.inflow, pending.outflow)
+        self._start(number, pending)
 
     def _admit(self, number: int, size: int) -> bool:
         """Return True if the limits allow one more call. If not, refuse it, and drop its further frames."""
@@ -218,7 +242,7 @@ class _ServingSide:
         self.wire.put(FrameKind.FAILED, number, Overloaded(detail, hint="retry later"))
         return False
 
-    def _on_piece(self, number: int, known: _PendingAnswer, piece: bytes, *, more: bool) -> None:
+    def _on_piece(self, number: int, known: _PendingCall, piece: bytes, *, more: bool) -> None:
         if known.inflow is not None:
             known.inflow.take(piece, more=more)
             return
@@ -235,38 +259,69 @@ class _ServingSide:
 
     # --- answering -----------------------------------------------------------------------------
 
-    def _start(self, number: int, under_way: _PendingAnswer) -> None:
-        under_way.scope = trio.CancelScope()
-        self._nursery.start_soon(self._answer, number, under_way)
+    def _start(self, number: int, pending: _PendingCall) -> None:
+        reply = PendingReply(self, number, pending)
+        try:
+            self._dispatch(pending.call, reply)
+        except Exception as error:  # noqa: BLE001 - a bug is logged, and answered as one
+            reply(error)
 
     def _forget(self, number: int) -> None:
         known = self.calls.pop(number, None)
         if known is not None:
             self._bytes -= known.size
 
-    async def _answer(self, number: int, under_way: _PendingAnswer) -> None:
-        scope, call = under_way.scope, under_way.call
-        assert scope is not None
+    def reply(self, number: int, pending: _PendingCall, outcome: Reply | Exception, *, at_once: bool) -> None:
+        """Send a reply, in a task unless it is short and the peer reads fast enough, or an error."""
+        put = self.wire.put_at_once if at_once else self.wire.put
+        if isinstance(outcome, Exception):
+            self._forget(number)
+            put(FrameKind.FAILED, number, _plain(outcome, pending.call))
+        elif not isinstance(outcome.body, bytes) or len(outcome.body) > INLINE_BYTES or self.wire.is_full:
+            self.run(number, pending, partial(_given, outcome))
+        else:
+            try:
+                put(FrameKind.ANSWER, number, outcome.value, outcome.body)
+            except Exception as error:  # noqa: BLE001 - it cannot be encoded
+                self.wire.put(FrameKind.FAILED, number, _plain(error, pending.call))
+            self._forget(number)
+
+    def run(self, number: int, pending: _PendingCall, work: Callable[[], Awaitable[Reply]]) -> None:
+        """Answer in a task, which a cancellation of the call ends."""
+        scope = trio.CancelScope()
+        pending.has_task = True
+        pending.call.on_cancel = scope.cancel
+        self._context.run(self._nursery.start_soon, self._work, number, pending, work, scope)
+
+    async def _work(
+        self, number: int, pending: _PendingCall, work: Callable[[], Awaitable[Reply]], scope: trio.CancelScope
+    ) -> None:
+        call = pending.call
         scope.deadline = inf if call.deadline_s is None else call.deadline_s
         try:
             with scope:
                 try:
-                    reply = await self._dispatch(call)
+                    reply = await work()
                     scope.deadline = inf
                     if call.channel is not None:
                         call.channel.finish()
                     else:
-                        under_way.outflow = Outflow(self.wire, number)
-                        await send_reply(self.wire, number, reply, under_way.outflow)
+                        pending.outflow = Outflow(self.wire, number)
+                        await send_reply(self.wire, number, reply, pending.outflow)
                 except Exception as error:  # noqa: BLE001 - a bug is logged, and answered as one
                     self.wire.put(FrameKind.FAILED, number, _plain(error, call))
             if scope.cancelled_caught and self.wire.is_open:
                 late = OutcomeUnknown("there was no answer in time", hint="accepted requests still happen")
                 self.wire.put(FrameKind.FAILED, number, late)
         finally:
-            if under_way.inflow is not None:
-                under_way.inflow.end()
+            if pending.inflow is not None:
+                pending.inflow.end()
             self._forget(number)
+
+
+async def _given(reply: Reply) -> Reply:
+    """Return ``reply``."""
+    return reply
 
 
 def _deadline(left_s: Any) -> float | None:
@@ -342,7 +397,7 @@ class ServesPeer(Protocol):
 
 
 def peer_handler(
-    dispatch: Dispatch, bounds: LinkBounds = BETWEEN_INSTANCES, secret: LinkSecret | None = None
+    dispatch: CallHandler, bounds: LinkBounds = BETWEEN_INSTANCES, secret: LinkSecret | None = None
 ) -> ServesPeer:
     """Return a handler for connections that begin with the preface of a link; ``dispatch`` answers their calls."""
 
@@ -380,7 +435,3 @@ def peer_address(sock: trio.socket.SocketType | socket.socket) -> str:
     except OSError:
         return ""
     return f"{host}:{port}"
-
-
-#: Answers one kind of call. It may raise ``PlainsongError``.
-CallHandler: TypeAlias = Callable[["Call"], Awaitable[Reply]]

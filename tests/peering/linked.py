@@ -10,7 +10,7 @@ from trio.testing import memory_stream_pair
 
 from broker.link.client import Link
 from broker.link.flow import Reply
-from broker.link.server import Call, serve_link
+from broker.link.server import Call, in_task, serve_link
 from broker.link.wire import BETWEEN_INSTANCES, LinkBounds
 
 if TYPE_CHECKING:
@@ -27,15 +27,20 @@ class Linked:
         self.served_ended = trio.Event()
 
 
+def linked(dispatch, bounds: LinkBounds = BETWEEN_INSTANCES, served: LinkBounds | None = None, **more):
+    """Run both sides, each call in a task; on exit the connection is cut."""
+    return linked_callbacks(in_task(dispatch), bounds, served, **more)
+
+
 @asynccontextmanager
-async def linked(
-    dispatch, bounds: LinkBounds = BETWEEN_INSTANCES, served: LinkBounds | None = None, **more
+async def linked_callbacks(
+    handler, bounds: LinkBounds = BETWEEN_INSTANCES, served: LinkBounds | None = None, **more
 ) -> AsyncIterator[Linked]:
-    """Run both sides; on exit the connection is cut."""
+    """Run both sides, with a handler that is called without a task; on exit the connection is cut."""
     pair = Linked(bounds)
 
     async def serve() -> None:
-        await serve_link(pair.theirs, dispatch, served or bounds, stop=pair.stop, peer="mine", **more)
+        await serve_link(pair.theirs, handler, served or bounds, stop=pair.stop, peer="mine", **more)
         pair.served_ended.set()
 
     async with trio.open_nursery() as nursery:

@@ -21,7 +21,7 @@ from broker.http import sockets
 from broker.http import sockets as descriptors
 from broker.link.client import Links, connect_by_tls
 from broker.link.proof import LinkSecret
-from broker.link.server import peer_handler
+from broker.link.server import in_task, peer_handler
 from broker.link.wire import LinkBounds
 from broker.tls import Certificates
 from tests.certificates import Authority
@@ -31,10 +31,10 @@ from tests.waiting import until
 
 async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
-    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
+    answering = cast("Any", SimpleNamespace(flush=lambda: None, dispatch=in_task(echo), security=None))
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        serving = partial(parent.serve_front_ends, config, answering, peer_handler(echo), stop=stop)
+        serving = partial(parent.serve_front_ends, config, answering, peer_handler(in_task(echo)), stop=stop)
         (address,) = await nursery.start(serving)
         links = Links(nursery, LinkBounds(dial_s=60))
         link = await links.to(address)
@@ -46,7 +46,7 @@ async def test_a_link_through_a_front_end_outlives_it_and_ends_with_the_stop():
 
 async def test_no_client_is_accepted_before_all_front_ends_run_and_no_other_process_gets_the_address(monkeypatch):
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
-    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
+    answering = cast("Any", SimpleNamespace(flush=lambda: None, dispatch=in_task(echo), security=None))
     stop = trio.Event()
     looked = []
 
@@ -72,7 +72,7 @@ async def test_a_front_end_that_is_frozen_is_replaced(monkeypatch, caplog):
     monkeypatch.setattr(parent, "SILENCE_S", 6.0)
     monkeypatch.setattr(parent, "AFTER_LINK_S", 0.0)
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
-    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
+    answering = cast("Any", SimpleNamespace(flush=lambda: None, dispatch=in_task(echo), security=None))
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(parent.serve_front_ends, config, answering, None, stop=stop))
@@ -87,7 +87,7 @@ async def test_a_front_end_that_is_frozen_is_replaced(monkeypatch, caplog):
 async def test_a_front_end_that_failed_to_start_is_started_again(monkeypatch, caplog):
     """For example for lack of descriptors, processes or memory, which may become free."""
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
-    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
+    answering = cast("Any", SimpleNamespace(flush=lambda: None, dispatch=in_task(echo), security=None))
     stop = trio.Event()
     begin = trio.lowlevel.open_process
     failed = 0
@@ -152,10 +152,10 @@ async def test_a_link_over_tls_through_a_front_end_reaches_the_owning_process(tm
     settings = {f"tls.{name}": str(path) for name, path in values.items()}
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0} | settings)
     certificates = Certificates(config.tls)
-    answering = cast("Any", SimpleNamespace(batcher=lambda: None, dispatch=echo, security=None))
+    answering = cast("Any", SimpleNamespace(flush=lambda: None, dispatch=in_task(echo), security=None))
     secret, stop = LinkSecret(b"s" * 32, "a"), trio.Event()
     async with trio.open_nursery() as nursery:
-        peers = peer_handler(echo, secret=secret)
+        peers = peer_handler(in_task(echo), secret=secret)
         serving = partial(parent.serve_front_ends, config, answering, peers, stop=stop, certificates=certificates)
         (address,) = await nursery.start(serving)
         dial = partial(connect_by_tls, lambda: certificates.now.links)

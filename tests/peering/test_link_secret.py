@@ -24,7 +24,7 @@ from broker.http.tls_socket import TlsSocket, TlsStream
 from broker.link.client import UNPROVEN_PAUSE_S, Link, connect_by_tls
 from broker.link.flow import LinkBroken
 from broker.link.proof import LinkSecret, NotProven, link_secret
-from broker.link.server import serve_link
+from broker.link.server import in_task, serve_link
 from broker.link.wire import LinkBounds
 from broker.tls import Certificates, FileUnusable, certificates_of
 from tests.certificates import Authority
@@ -51,7 +51,7 @@ async def met(connector: LinkSecret | None, acceptor: LinkSecret | None) -> tupl
             why = await link.run()
 
         nursery.start_soon(run)
-        nursery.start_soon(partial(serve_link, theirs, dispatch, LinkBounds(dial_s=1.0), secret=acceptor))
+        nursery.start_soon(partial(serve_link, theirs, in_task(dispatch), LinkBounds(dial_s=1.0), secret=acceptor))
         try:
             await link.call("echo", 1)
         except LinkBroken as error:
@@ -81,7 +81,7 @@ async def test_a_peer_that_could_not_prove_itself_is_logged_seldom_and_not_asked
         dialled.append(trio.current_time())
         mine, theirs = memory_stream_pair()
         ends.append(theirs)
-        nursery.start_soon(partial(serve_link, theirs, echo, secret=OTHER))
+        nursery.start_soon(partial(serve_link, theirs, in_task(echo), secret=OTHER))
         return mine
 
     with caplog.at_level(logging.WARNING, "plainsong.peering"):

@@ -13,7 +13,7 @@ from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from broker.link.client import Link
 from broker.link.flow import LinkBroken, Reply
-from broker.link.server import serve_link
+from broker.link.server import in_task, serve_link
 from broker.link.wire import LinkBounds
 from plainsong.protocol.link import PREFACE, VOCABULARY, FrameKind, FrameWriter
 from tests.patience import PATIENCE_S
@@ -28,7 +28,7 @@ async def served(data: bytes) -> bytes:
     mine, theirs = memory_stream_pair()
     said = b""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_link, theirs, echo)
+        nursery.start_soon(serve_link, theirs, in_task(echo))
         await mine.send_all(data)
         await mine.send_stream.aclose()
         with trio.fail_after(PATIENCE_S):
@@ -66,7 +66,7 @@ async def test_exceeding_the_credit_ends_the_link(caplog):
 
     mine, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_link, theirs, deaf)
+        nursery.start_soon(serve_link, theirs, in_task(deaf))
         flood = frame(FrameKind.PIECE, 1, bytes(100_000), False) * 20
         await mine.send_all(PREFACE + frame(FrameKind.OPEN, 1, "talk", None) + flood)
         await wait_all_tasks_blocked()

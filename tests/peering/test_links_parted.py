@@ -10,7 +10,7 @@ from trio.testing import memory_stream_pair
 
 from broker.link.client import Links
 from broker.link.flow import LinkBroken
-from broker.link.server import serve_link
+from broker.link.server import in_task, serve_link
 from broker.link.wire import BETWEEN_INSTANCES
 from tests.patience import PATIENCE_S
 from tests.peering.linked import echo
@@ -21,7 +21,7 @@ async def test_a_link_that_was_forgotten_while_it_was_dialled_is_ended():
     async with trio.open_nursery() as nursery:
 
         async def serve(theirs):
-            await serve_link(theirs, echo, BETWEEN_INSTANCES, stop=trio.Event(), peer="mine")
+            await serve_link(theirs, in_task(echo), BETWEEN_INSTANCES, stop=trio.Event(), peer="mine")
             ended.set()
 
         async def dial(address):

@@ -18,7 +18,7 @@ from broker.http.handlers import RequestTasks
 from broker.http.server import serve_http
 from broker.link.client import PAUSES_S, Links
 from broker.link.flow import LinkBroken, Reply
-from broker.link.server import peer_handler
+from broker.link.server import in_task, peer_handler
 from broker.link.wire import LinkBounds
 from plainsong.protocol.link import PREFACE
 from tests.broker.listeners import SETTINGS, Toys, toy_app
@@ -43,8 +43,11 @@ class Serving:
         return stream
 
 
+ECHO = in_task(echo)
+
+
 @asynccontextmanager
-async def serving(dispatch=echo, *, hot: bool = True, tls=None, secret=None, **settings):
+async def serving(handler=ECHO, *, hot: bool = True, tls=None, secret=None, **settings):
     server = Serving()
     changed = replace(SETTINGS, **settings)
     async with trio.open_nursery() as nursery:
@@ -59,7 +62,7 @@ async def serving(dispatch=echo, *, hot: bool = True, tls=None, secret=None, **s
                 budget=BodyBudget(changed.max_inflight_bytes),
                 stop=server.stop,
                 grace_s=PATIENCE_S,
-                peers=peer_handler(dispatch, secret=secret),
+                peers=peer_handler(handler, secret=secret),
                 tls=tls,
                 task_status=task_status,
             )
@@ -126,7 +129,7 @@ async def test_a_stopping_server_answers_pending_calls_and_releases_its_peers(ho
         await gate.wait()
         return Reply("done")
 
-    async with serving(held, hot=hot) as server, links() as to:
+    async with serving(in_task(held), hot=hot) as server, links() as to:
         link = await to.to(server.address)
         got = []
 

@@ -11,7 +11,7 @@ import trio.testing
 from broker.http.sockets import stream_of
 from broker.link.client import Link
 from broker.link.flow import Reply
-from broker.link.server import Call, serve_link
+from broker.link.server import Call, in_task, serve_link
 from broker.link.wire import INLINE_BYTES, WITHIN_DAEMON, Wire
 from plainsong.protocol.link import PREFACE, VOCABULARY, FrameKind, FrameReader
 
@@ -105,7 +105,7 @@ async def test_immediate_and_batched_calls_are_answered(ends):
         answers[number] = (await link.call("echo", number, at_once=number % 3 == 0)).value
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_link, stream_of(ends[1].dup()), dispatch, WITHIN_DAEMON)
+        nursery.start_soon(serve_link, stream_of(ends[1].dup()), in_task(dispatch), WITHIN_DAEMON)
         nursery.start_soon(link.run)
         async with trio.open_nursery() as calling:
             for number in range(300):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
 
-from actors.mailbox import Future
 from broker.api.answers import LOOP_BYTES, off_loop
 from broker.http.deadlines import Deadlines
 from broker.http.handlers import answer_of
@@ -186,19 +185,27 @@ class Publishing:
         else:
             settled(found)
 
-    async def published(self, name: TopicName, body: PublishRequest, size: int) -> PublishResponse | Receipt:
-        """Publish a checked request; return the positions of its messages. Raises as ``publish`` answers."""
-        answer: Future[PublishResponse | Receipt] = Future()
+    def put_body(
+        self,
+        name: TopicName,
+        body: PublishRequest,
+        size: int,
+        settled: Callable[[PublishResponse | Receipt | Exception], object],
+    ) -> None:
+        """Publish a checked request; ``settled`` receives the positions of its messages, or an error as of ``publish``."""
+
+        def counted(found: PublishResponse | Receipt | Exception) -> None:
+            settled(found)
+            if not isinstance(found, Exception):
+                self.count(name, body)
+
         self.put(
             name,
             _ask_to_publish(body, size),
-            answer.settle,
+            counted,
             pointer=body.write_pointer,
             of_producer=body.producer is not None,
         )
-        found = await answer.wait()
-        self.count(name, body)
-        return found
 
     def count(self, name: TopicName, body: PublishRequest) -> None:
         """Count a request's messages as published."""

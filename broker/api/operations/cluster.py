@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from actors.ownership import Ownership
     from broker.http.messages import Answer, Request
     from broker.link.client import Links
-    from broker.link.server import Call, CallHandler
+    from broker.link.server import Call, CallHandler, PendingReply
     from broker.membership.membership import Membership
     from plainsong.protocol.answers.service import ClusterView, InstanceRow, SecurityDigests, ZooKeeperState
     from plainsong.protocol.codec.json_values import Kind
@@ -215,10 +215,9 @@ def topics_open(directory: Directory) -> int:
 def topics_open_handler(directory: Directory) -> CallHandler:
     """Return the handler for an instance that shows the cluster."""
 
-    async def answer(call: Call) -> Reply:
+    def answer(call: Call, reply: PendingReply) -> None:
         del call
-        await trio.lowlevel.checkpoint()
-        return Reply(topics_open(directory))
+        reply(Reply(topics_open(directory)))
 
     return answer
 
@@ -226,10 +225,9 @@ def topics_open_handler(directory: Directory) -> CallHandler:
 def security_digests_handler(security: Callable[[], SecurityDigests | None]) -> CallHandler:
     """Return the handler for an instance that compares security files."""
 
-    async def answer(call: Call) -> Reply:
+    def answer(call: Call, reply: PendingReply) -> None:
         del call
-        await trio.lowlevel.checkpoint()
-        return Reply(security())
+        reply(Reply(security()))
 
     return answer
 

@@ -124,6 +124,28 @@ async def test_large_bodies_travel_both_ways(nodes):
     assert await nodes["c"].poll() == large
 
 
+class Spawned(trio.abc.Instrument):
+    """The names of the tasks that were started."""
+
+    def __init__(self):
+        self.names = []
+
+    def task_spawned(self, task):
+        self.names.append(task.name)
+
+
+async def test_an_owner_answers_publishes_and_plain_polls_without_a_task(nodes):
+    await nodes["b"].create()
+    await nodes["a"].publish("t", "one")
+    spawned = Spawned()
+    trio.lowlevel.add_instrument(spawned)
+    await nodes["a"].publish("t", "two")
+    assert await nodes["a"].poll() == ["one", "two"]
+    trio.lowlevel.remove_instrument(spawned)
+    assert spawned.names, "the instance that forwards has some"
+    assert not [name for name in spawned.names if name.startswith("broker.link.server.")]
+
+
 # --- links that break ------------------------------------------------------------------------------
 
 
@@ -204,9 +226,9 @@ async def test_a_long_poll_whose_owner_dies_continues_at_the_next_for_the_rest_o
     waited_ms, kinds = [], nodes["c"].cluster.dispatcher.kinds
     answer = kinds["request"]
 
-    async def heard(call):
+    def heard(call, reply):
         waited_ms.append(call.value[5])
-        return await answer(call)
+        answer(call, reply)
 
     kinds["request"] = heard
     begun_s, emptied = time.monotonic(), trio.Event()
