@@ -12,11 +12,9 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from plainsong import tracing
 from plainsong.errors import (
-    Closed,
     ProducerStopped,
     SequenceIdsMixed,
     TransactionInProgress,
@@ -31,7 +29,6 @@ from plainsong.messages import (
     as_list,
     nth_id,
     outgoing_request,
-    with_attributes,
 )
 from plainsong.protocol.errors import (
     DeduplicationDisabled,
@@ -43,8 +40,7 @@ from plainsong.protocol.errors import (
     ProducerExpired,
     ProducerFenced,
 )
-from plainsong.publisher_queue import ITEM_BYTES, Item, Lost, PublisherQueue, TooSlow, Whole, publisher_bounds
-from plainsong.serializers import BYTES, Serializer, encoded
+from plainsong.publisher_queue import ITEM_BYTES, Lost, PublisherQueue, TooSlow, Whole, publisher_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +49,7 @@ if TYPE_CHECKING:
     from plainsong.messages import MessageId
     from plainsong.protocol.requests import PublishRequest
     from plainsong.publisher_queue import Batch, Bounds, Entry, Lane, Overflow
+    from plainsong.serializers import Serializer
 
 A = TypeVar("A")
 
@@ -89,35 +86,6 @@ def producer_bounds(
         retry_unknown=False,
         connections=1,
     )
-
-
-class Prepared(NamedTuple):
-    """One encoded message, before it has a sequence id."""
-
-    payload: bytes
-    ttl_s: int | None
-    attributes: Mapping[str, str] | None
-    sequence_id: int | None
-
-
-def prepared(
-    value: Any,
-    serializer: Serializer,
-    sequence_id: int | None,
-    attributes: Mapping[str, str] | None,
-    routing_key: str | None,
-) -> Prepared:
-    """Encode a value, or an ``Outgoing``. Raises NotEncodable, InvalidParameter: nothing happened."""
-    ttl_s = None
-    if attributes is not None or routing_key is not None:
-        value = with_attributes(value, attributes, routing_key)
-    strings = None
-    if type(value) is Outgoing:
-        ttl_s, strings = value.ttl_s, value.strings
-        sequence_id = value.sequence_id if sequence_id is None else sequence_id
-        value = value.value
-    payload = value if type(value) is bytes and serializer is BYTES else encoded(serializer, value)
-    return Prepared(payload, ttl_s, tracing.stamped(strings), sequence_id)
 
 
 # --- sequence ids --------------------------------------------------------------------------------
@@ -328,6 +296,14 @@ def refusal(over: PlainsongError) -> PlainsongError:
     return error
 
 
+def _given(sequence_ids: Sequence[int | None]) -> list[int] | None:
+    """Return the caller's ids of one request; None if there are none. Raises SequenceIdsMixed."""
+    given = [each for each in sequence_ids if each is not None]
+    if given and len(given) != len(sequence_ids):
+        raise SequenceIdsMixed("some messages have sequence ids and some have none", hint="all, or none")
+    return given or None
+
+
 # --- the queue -----------------------------------------------------------------------------------
 
 
@@ -368,7 +344,6 @@ class ProducerQueue(PublisherQueue[A]):
         self.session = session
         self.serializer = serializer
         self.transaction_timeout_s = transaction_timeout_s
-        self.closed = False
         self.stopped: PlainsongError | None = None
         """The error that stopped the producer."""
         self._open: Lightweight | None = None
@@ -381,44 +356,32 @@ class ProducerQueue(PublisherQueue[A]):
     # --- in ------------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
-        """Check that messages are accepted. Raises Closed, or the error that stopped the producer: nothing happened."""
-        if self.closed:
-            raise Closed("the producer is closed")
+        """Check that messages are accepted. Raises the error that stopped the producer: nothing happened."""
         if self.stopped is not None:
             raise error_after_stop(self.stopped)
 
-    def has_room(self, size: int, messages: int = 1) -> bool:
-        """True if the buffer has room. An empty buffer accepts a request of any size."""
-        return not self.pending or self.pending_bytes + size + ITEM_BYTES * messages <= self.bounds.max_pending_bytes
+    def fits(self, entry: Entry[A]) -> bool:
+        """True: an empty buffer accepts a request of any size."""
+        return True
 
-    def put_numbered(self, message: Prepared, future: A, now_s: float) -> Lane[A]:
-        """Queue one message. Raises SequenceIdsMixed, InvalidSequenceIds."""
-        sequence_id = self._numbering.take(message.sequence_id)
-        payload = message.payload
-        self._late_s = min(self._late_s, now_s + self.bounds.delivery_timeout_s)
-        item = Item(payload, message.ttl_s, future, now_s, message.attributes, sequence_id)
-        return self._add(self.session.topic, item, 1, len(payload) + ITEM_BYTES)
+    def put(self, topic: str, entry: Entry[A], now_s: float) -> bool | None:
+        """Number messages, and queue them; as ``PublisherQueue.put``.
 
-    def put_whole(
-        self,
-        request: PublishRequest,
-        sequence_ids: Sequence[int | None] | None,
-        future: A,
-        now_s: float,
-        limit_s: float | None = None,
-    ) -> None:
-        """Queue messages that make one request. Raises as ``put_numbered`` does."""
-        given = None
-        if sequence_ids is not None and any(each is not None for each in sequence_ids):
-            given = [each for each in sequence_ids if each is not None]
-            if len(given) != len(sequence_ids):
-                raise SequenceIdsMixed("some messages have sequence ids and some have none", hint="all, or none")
-        count = len(request.messages)
-        request.sequence_ids = self._numbering.take_many(given, count)
-        whole = Whole(request, future, now_s, limit_s)
-        self._wholes += 1
-        self._late_s = min(self._late_s, self.until_s(whole))
-        self._add(self.session.topic, whole, count, sum(map(len, request.messages)) + ITEM_BYTES * count)
+        Raises:
+          as ``check_usable``; SequenceIdsMixed, InvalidSequenceIds: nothing happened.
+        """
+        self.check_usable()
+        count = len(entry.request.messages) if isinstance(entry, Whole) else 1
+        size = entry.size + ITEM_BYTES * count
+        if self.pending and self.pending_bytes + size > self.bounds.max_pending_bytes:
+            return None
+        if isinstance(entry, Whole):
+            entry.request.sequence_ids = self._numbering.take_many(_given(entry.sequence_ids), count)
+            self._wholes += 1
+        else:
+            entry.sequence_id = self._numbering.take(entry.sequence_id)
+        self._late_s = min(self._late_s, now_s + self._limit_s(entry))
+        return self._add(topic, entry, now_s, count, size)
 
     def wants_sender(self, lane: Lane[A]) -> bool:
         """True if a worker must be woken: to send, or to watch deadlines while a request is in flight."""
@@ -463,10 +426,9 @@ class ProducerQueue(PublisherQueue[A]):
         return self._ended_after(error)
 
     def close(self) -> None:
-        """Refuse further messages and abort an open transaction."""
+        """Abort an open transaction."""
         if self._open is not None and self._open.state == "open":
             self._open.abort()
-        self.closed = True
 
     # --- within --------------------------------------------------------------------------------
 

@@ -15,20 +15,23 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import inf
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
+from plainsong import tracing
 from plainsong.errors import BufferFull, DeadlineExceeded, MessageDropped, NotSent
-from plainsong.messages import Counts, DroppedMessage, own_ttls
+from plainsong.messages import Counts, DroppedMessage, Outgoing, own_ttls
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import BadRequest, Internal, InvalidParameter, PlainsongError, TooLarge
 from plainsong.protocol.requests import PublishRequest
 from plainsong.retry import PAUSES_S, may_repeat, pause_after
+from plainsong.serializers import BYTES, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Self
 
     from plainsong.messages import Strings
+    from plainsong.serializers import Serializer
 
 log = logging.getLogger("plainsong.publisher")
 
@@ -163,17 +166,23 @@ def publisher_bounds(
     )
 
 
-class Item(NamedTuple, Generic[S]):
+@dataclass(slots=True, eq=False)
+class Item(Generic[S]):
     """One message and its future."""
 
     payload: bytes
     ttl_s: int | None
+    attributes: Strings
+    sequence_id: int | None
+    """The caller's; a producer numbers the others. None without a producer."""
     future: S
-    at_s: float
+    at_s: float = 0.0
     """Time of ``put``."""
-    attributes: Strings = None
-    sequence_id: int = -1
-    """-1 without a producer."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its payload."""
+        return len(self.payload)
 
 
 @dataclass(slots=True, eq=False)
@@ -181,13 +190,32 @@ class Whole(Generic[S]):
     """Messages that the caller published as one request, which is never split and has one future."""
 
     request: PublishRequest
+    sequence_ids: Sequence[int | None]
+    """The caller's, for each message."""
     future: S
-    at_s: float
     limit_s: float | None = None
     """Its own time limit, instead of ``delivery_timeout_s``."""
+    at_s: float = 0.0
+    """Time of ``put``."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its payloads."""
+        return sum(map(len, self.request.messages))
 
 
 Entry: TypeAlias = "Item[S] | Whole[S]"
+
+
+def item_of(value: Any, serializer: Serializer, future: S, sequence_id: int | None = None) -> Item[S]:
+    """Encode a value, or an ``Outgoing``. Raises NotEncodable, InvalidParameter: nothing happened."""
+    ttl_s = strings = None
+    if type(value) is Outgoing:
+        ttl_s, strings = value.ttl_s, value.strings
+        sequence_id = value.sequence_id if sequence_id is None else sequence_id
+        value = value.value
+    payload = value if type(value) is bytes and serializer is BYTES else encoded(serializer, value)
+    return Item(payload, ttl_s, tracing.stamped(strings), sequence_id, future)
 
 
 @dataclass(slots=True, eq=False)
@@ -222,7 +250,7 @@ class Batch(Generic[S]):
             [item.payload for item in items],
             message_ttls_s=own_ttls([item.ttl_s for item in items]),
             attributes=attributes if any(attributes) else None,
-            sequence_ids=None if first.sequence_id < 0 else [item.sequence_id for item in items],
+            sequence_ids=None if first.sequence_id is None else cast("list[int]", [item.sequence_id for item in items]),
         )
 
 
@@ -277,16 +305,16 @@ class PublisherQueue(Generic[S]):
 
     # --- in ------------------------------------------------------------------------------------
 
-    def put(
-        self, topic: str, payload: bytes, ttl_s: int | None, future: S, now_s: float, attributes: Strings = None
-    ) -> Lane[S] | None:
-        """Takes a message; None when the buffer has no room."""
-        size = len(payload) + ITEM_BYTES
+    def put(self, topic: str, entry: Entry[S], now_s: float) -> bool | None:
+        """Takes a message; None when the buffer has no room, True if a worker must be woken."""
+        assert not isinstance(entry, Whole)  # a producer's
+        size = len(entry.payload) + ITEM_BYTES
         if self.pending_bytes + size > self.bounds.max_pending_bytes:
             return None
-        return self._add(topic, Item(payload, ttl_s, future, now_s, attributes), 1, size)
+        return self._add(topic, entry, now_s, 1, size)
 
-    def _add(self, topic: str, entry: Entry[S], messages: int, size: int) -> Lane[S]:
+    def _add(self, topic: str, entry: Entry[S], now_s: float, messages: int, size: int) -> bool:
+        entry.at_s = now_s
         lane = self._lanes.get(topic)
         if lane is None:
             lane = self._lanes[topic] = Lane(topic, Backoff(PAUSES_S, self._random))
@@ -294,18 +322,21 @@ class PublisherQueue(Generic[S]):
         lane.waiting_bytes += size
         self.pending += messages
         self.pending_bytes += size
-        return lane
+        return self.wants_sender(lane)
+
+    def check_usable(self) -> None:
+        """Do nothing: a publisher is usable until it is closed."""
 
     def wants_sender(self, lane: Lane[S]) -> bool:
-        """True if ``put`` must wake a worker: the lane is new, or a batch has become full."""
+        """True if a worker must be woken after ``put``: the lane is new, or a batch has become full."""
         if lane.under_way is not None:
             return False
         waiting = len(lane.waiting)
         return waiting == 1 or waiting == self.bounds.max_batch_messages or self._is_full(lane)
 
-    def fits(self, payload: bytes) -> bool:
-        """True if an empty buffer has room for the message."""
-        return len(payload) + ITEM_BYTES <= self.bounds.max_pending_bytes
+    def fits(self, entry: Entry[S]) -> bool:
+        """True if an empty buffer has room."""
+        return entry.size + ITEM_BYTES <= self.bounds.max_pending_bytes
 
     def full(self, size: int) -> BufferFull:
         """Make the error for a message of this size that has no room."""
@@ -533,9 +564,11 @@ class PublisherQueue(Generic[S]):
                     items.append(waiting.popleft())
                 break
             room -= len(head.payload)
-            if items and (room < 0 or head.sequence_id <= last >= 0):
+            number = head.sequence_id
+            if items and (room < 0 or (number is not None and number <= last)):
                 break
-            last = head.sequence_id
+            if number is not None:
+                last = number
             items.append(waiting.popleft())
         lane.waiting_bytes -= self._bytes(items)
         return Batch(lane, items)

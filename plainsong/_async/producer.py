@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from plainsong import tracing
-from plainsong._async._backend import let_others_run, now, shielded
+from plainsong._async._backend import BLOCK_HINT, now, shielded
 from plainsong._async._futures import AsyncProduced, AsyncProducedWhole
 from plainsong._async.delivery import AsyncDelivery, begin
 from plainsong._async.publisher import AsyncBuffered
 from plainsong._async.transaction import AsyncTransactionContext
 from plainsong._async.transaction_messages import left_s
 from plainsong.errors import BufferFull, Closed
-from plainsong.producer_queue import ProducerQueue, atomic_request, prepared, whole_request
+from plainsong.messages import with_attributes
+from plainsong.producer_queue import ProducerQueue, atomic_request, whole_request
 from plainsong.protocol.errors import PlainsongError
-from plainsong.publisher_queue import ITEM_BYTES, MESSAGES_PER_YIELD, Item, Lost, client_bug
+from plainsong.publisher_queue import Whole, client_bug, item_of
 from plainsong.serializers import serializer_for
 from plainsong.transactions import block_of, pointer_of
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from plainsong._async.retry import AsyncChannel
     from plainsong.lightweight import Lightweight, LightweightState
     from plainsong.messages import Receipt
-    from plainsong.producer_queue import Delivered, Prepared, Session
+    from plainsong.producer_queue import Delivered, Session
     from plainsong.protocol.requests import PublishRequest
     from plainsong.publisher_queue import Batch, Bounds, Overflow
     from plainsong.serializers import Serializer, SerializerLike
@@ -153,17 +154,9 @@ class AsyncProducer(AsyncBuffered["ProducerQueue[AsyncSettled[Any]]", "AsyncSett
             producer; nothing happened to this message.
         """
         queue = self._queue or self._opened
-        made = prepared(message, queue.serializer, sequence_id, attributes, routing_key)
+        message = with_attributes(message, attributes, routing_key)
         future = AsyncProduced(self._settling)
-        if self._is_inside():
-            self._put_late(queue, made, future)
-            return future
-        with self._lock:
-            await self._wait_for_room(queue, len(made.payload), 1)
-            if queue.wants_sender(queue.put_numbered(made, future, now())):
-                self._sender.wake_worker()
-        if not queue.pending % MESSAGES_PER_YIELD:  # async only
-            await let_others_run()  # else a caller's loop that never waits would starve the sender
+        await self._take(queue.session.topic, item_of(message, queue.serializer, future, sequence_id))
         return future
 
     async def publish(
@@ -241,8 +234,11 @@ class AsyncProducer(AsyncBuffered["ProducerQueue[AsyncSettled[Any]]", "AsyncSett
         Raises:
           TransactionInProgress: one is open. Closed, and the error that stopped the producer.
         """
+        queue = self._opened
         with self._lock:
-            opened = self._opened.begin(routing_key, timeout_s, now())
+            if self._sender.closed:
+                raise Closed("the producer is closed", hint=BLOCK_HINT)
+            opened = queue.begin(routing_key, timeout_s, now())
             self._sender.wake_worker()  # a worker also watches its time-out
         return AsyncLightweightTransaction(self, opened)
 
@@ -260,45 +256,8 @@ class AsyncProducer(AsyncBuffered["ProducerQueue[AsyncSettled[Any]]", "AsyncSett
                 "this call would wait for a producer that a signal handler or a finalizer has interrupted",
                 hint="use send there: it does not wait",
             )
-        with self._lock:
-            await self._wait_for_room(queue, sum(map(len, request.messages)), len(request.messages))
-            queue.put_whole(request, ids, future, now(), limit_s)
-            self._sender.wake_worker()
+        await self._take(queue.session.topic, Whole(request, ids, future, limit_s))
         return future
-
-    async def _wait_for_room(self, queue: ProducerQueue[AsyncSettled[Any]], size: int, messages: int) -> None:
-        """Waits for room, and makes sure that a worker runs. The caller holds the lock.
-
-        Raises:
-          BufferFull, and as ``check_usable``: nothing happened.
-        """
-        queue.check_usable()
-        if not self._sender.ready and (full := self._sender.make_ready("the producer is closed")) is not None:
-            raise full
-        while not queue.has_room(size, messages):
-            if self._overflow != "wait":
-                raise queue.full(size)
-            await self._sender.room.wait()
-            queue.check_usable()
-
-    def _put_late(self, queue: ProducerQueue[AsyncSettled[Any]], made: Prepared, future: AsyncProduced) -> None:
-        """``send`` of a signal handler or a finalizer, which has interrupted this producer: never waits for room."""
-        size, at_s = len(made.payload), now()
-
-        def put() -> Lost[AsyncSettled[Any]] | None:
-            try:
-                queue.check_usable()
-                if not queue.has_room(size):
-                    raise queue.full(size)
-                if queue.wants_sender(queue.put_numbered(made, future, now())):
-                    self._sender.wake_worker()
-            except PlainsongError as error:
-                return Lost(self.topic, [Item(made.payload, made.ttl_s, future, at_s)], error)
-            return None
-
-        queue.check_usable()
-        room = self._bounds.max_pending_bytes - queue.pending_bytes
-        self._sender.put_late("the producer is closed", put, size + ITEM_BYTES, room)
 
     # --- the end -------------------------------------------------------------------------------
 

@@ -6,16 +6,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from plainsong import tracing
-from plainsong._sync._backend import now, shielded
+from plainsong._sync._backend import BLOCK_HINT, now, shielded
 from plainsong._sync._futures import Produced, ProducedWhole
 from plainsong._sync.delivery import Delivery, begin
 from plainsong._sync.publisher import Buffered
 from plainsong._sync.transaction import TransactionContext
 from plainsong._sync.transaction_messages import left_s
 from plainsong.errors import BufferFull, Closed
-from plainsong.producer_queue import ProducerQueue, atomic_request, prepared, whole_request
+from plainsong.messages import with_attributes
+from plainsong.producer_queue import ProducerQueue, atomic_request, whole_request
 from plainsong.protocol.errors import PlainsongError
-from plainsong.publisher_queue import ITEM_BYTES, Item, Lost, client_bug
+from plainsong.publisher_queue import Whole, client_bug, item_of
 from plainsong.serializers import serializer_for
 from plainsong.transactions import block_of, pointer_of
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from plainsong._sync.retry import Channel
     from plainsong.lightweight import Lightweight, LightweightState
     from plainsong.messages import Receipt
-    from plainsong.producer_queue import Delivered, Prepared, Session
+    from plainsong.producer_queue import Delivered, Session
     from plainsong.protocol.requests import PublishRequest
     from plainsong.publisher_queue import Batch, Bounds, Overflow
     from plainsong.serializers import Serializer, SerializerLike
@@ -154,15 +155,9 @@ class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
             producer; nothing happened to this message.
         """
         queue = self._queue or self._opened
-        made = prepared(message, queue.serializer, sequence_id, attributes, routing_key)
+        message = with_attributes(message, attributes, routing_key)
         future = Produced(self._settling)
-        if self._is_inside():
-            self._put_late(queue, made, future)
-            return future
-        with self._lock:
-            self._wait_for_room(queue, len(made.payload), 1)
-            if queue.wants_sender(queue.put_numbered(made, future, now())):
-                self._sender.wake_worker()
+        self._take(queue.session.topic, item_of(message, queue.serializer, future, sequence_id))
         return future
 
     def publish(
@@ -240,8 +235,11 @@ class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
         Raises:
           TransactionInProgress: one is open. Closed, and the error that stopped the producer.
         """
+        queue = self._opened
         with self._lock:
-            opened = self._opened.begin(routing_key, timeout_s, now())
+            if self._sender.closed:
+                raise Closed("the producer is closed", hint=BLOCK_HINT)
+            opened = queue.begin(routing_key, timeout_s, now())
             self._sender.wake_worker()  # a worker also watches its time-out
         return LightweightTransaction(self, opened)
 
@@ -257,45 +255,8 @@ class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
                 "this call would wait for a producer that a signal handler or a finalizer has interrupted",
                 hint="use send there: it does not wait",
             )
-        with self._lock:
-            self._wait_for_room(queue, sum(map(len, request.messages)), len(request.messages))
-            queue.put_whole(request, ids, future, now(), limit_s)
-            self._sender.wake_worker()
+        self._take(queue.session.topic, Whole(request, ids, future, limit_s))
         return future
-
-    def _wait_for_room(self, queue: ProducerQueue[Settled[Any]], size: int, messages: int) -> None:
-        """Waits for room, and makes sure that a worker runs. The caller holds the lock.
-
-        Raises:
-          BufferFull, and as ``check_usable``: nothing happened.
-        """
-        queue.check_usable()
-        if not self._sender.ready and (full := self._sender.make_ready("the producer is closed")) is not None:
-            raise full
-        while not queue.has_room(size, messages):
-            if self._overflow != "wait":
-                raise queue.full(size)
-            self._sender.room.wait()
-            queue.check_usable()
-
-    def _put_late(self, queue: ProducerQueue[Settled[Any]], made: Prepared, future: Produced) -> None:
-        """``send`` of a signal handler or a finalizer, which has interrupted this producer: never waits for room."""
-        size, at_s = len(made.payload), now()
-
-        def put() -> Lost[Settled[Any]] | None:
-            try:
-                queue.check_usable()
-                if not queue.has_room(size):
-                    raise queue.full(size)
-                if queue.wants_sender(queue.put_numbered(made, future, now())):
-                    self._sender.wake_worker()
-            except PlainsongError as error:
-                return Lost(self.topic, [Item(made.payload, made.ttl_s, future, at_s)], error)
-            return None
-
-        queue.check_usable()
-        room = self._bounds.max_pending_bytes - queue.pending_bytes
-        self._sender.put_late("the producer is closed", put, size + ITEM_BYTES, room)
 
     # --- the end -------------------------------------------------------------------------------
 

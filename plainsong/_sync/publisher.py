@@ -22,31 +22,31 @@ from plainsong._sync._backend import (
 )
 from plainsong._sync._futures import Sent, Settling, settle
 from plainsong.errors import BufferFull, Closed, MessageDropped, NotSent
-from plainsong.messages import Counts, DroppedMessage, Outgoing, parts_of
+from plainsong.messages import Counts, DroppedMessage
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
 from plainsong.protocol.names import topic_name
 from plainsong.publisher_queue import (
     ITEM_BYTES,
     Batch,
-    Item,
     Lost,
     PublisherQueue,
     Tally,
     client_bug,
+    item_of,
     made,
     report_drops,
 )
-from plainsong.serializers import BYTES, SerializerLike, encoded, serializer_for
+from plainsong.serializers import SerializerLike, serializer_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from typing import Self
 
     from plainsong._sync._futures import Settled
     from plainsong._sync.retry import Channel
     from plainsong.messages import Receipt
     from plainsong.producer_queue import Delivered
-    from plainsong.publisher_queue import Bounds, Lane, Overflow
+    from plainsong.publisher_queue import Bounds, Entry, Item, Overflow
 
 F = TypeVar("F", bound="Settled[Any]")
 Q = TypeVar("Q", bound="PublisherQueue[Any]")
@@ -384,6 +384,78 @@ class Buffered(Generic[Q, F]):
         queue = self._opened
         return self._tally.counts(queue.pending, queue.pending_bytes)
 
+    # --- taking --------------------------------------------------------------------------------
+
+    def _take(self, topic: str, entry: Entry[F]) -> None:
+        """Takes messages; waits for room if ``overflow="wait"``. Raises as ``_take_now``."""
+        if not self._take_now(topic, entry):
+            self._take_when_there_is_room(topic, entry)
+
+    def _take_now(self, topic: str, entry: Entry[F]) -> bool:
+        """Takes messages, or drops them if no thread can be started to send them. False: there is no room.
+
+        Raises:
+          BufferFull, Closed, and as ``put`` of the queue: nothing happened.
+        """
+        queue = self._queue or self._opened
+        if self._is_inside():
+            self._take_late(topic, entry)
+            return True
+        wakes = no_thread = None
+        with self._lock:
+            if not self._sender.ready:
+                no_thread = self._sender.make_ready(f"the {self._noun} is closed")
+            if no_thread is None:
+                wakes = queue.put(topic, entry, now())
+                if wakes:
+                    self._sender.wake_worker()
+        if no_thread is not None:
+            self._without_room(topic, entry, no_thread)
+            return True
+        return wakes is not None
+
+    def _take_when_there_is_room(self, topic: str, entry: Entry[F]) -> None:
+        """Waits for room, if ``overflow`` says so and the buffer is large enough."""
+        queue = self._opened
+        with self._lock:
+            while self._overflow == "wait" and queue.fits(entry):
+                if self._sender.closed:
+                    raise Closed(f"the {self._noun} was closed while this message waited for space")
+                wakes = queue.put(topic, entry, now())
+                if wakes is not None:
+                    if wakes:
+                        self._sender.wake_worker()
+                    return
+                self._sender.room.wait()
+            full = queue.full(entry.size)
+        self._without_room(topic, entry, full)
+
+    def _take_late(self, topic: str, entry: Entry[F]) -> None:
+        """Takes a message of a signal handler or a finalizer, which has interrupted this sender: never waits for room."""
+        queue = self._opened
+        queue.check_usable()
+
+        def put() -> Lost[F] | None:
+            try:
+                wakes = queue.put(topic, entry, now())
+                if wakes is None:
+                    return Lost(topic, [entry], queue.full(entry.size))
+            except PlainsongError as error:
+                return Lost(topic, [entry], error)
+            if wakes:
+                self._sender.wake_worker()
+            return None
+
+        room = self._bounds.max_pending_bytes - queue.pending_bytes
+        try:
+            self._sender.put_late(f"the {self._noun} is closed", put, entry.size + ITEM_BYTES, room)
+        except BufferFull as full:
+            self._without_room(topic, entry, full)
+
+    def _without_room(self, topic: str, entry: Entry[F], full: BufferFull) -> None:
+        """Drops a message, if that is what ``overflow`` says. Raises BufferFull if not."""
+        raise full
+
     # --- the end -------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -500,7 +572,6 @@ class Publisher(Buffered["PublisherQueue[Sent]", Sent]):
         self._topic = topic
         self._connections = connections
         self._serializer = serializer_for(serializer)
-        self._as_it_is = self._serializer is BYTES
         self._on_drop = on_drop
         self._start_afresh()
 
@@ -520,76 +591,30 @@ class Publisher(Buffered["PublisherQueue[Sent]", Sent]):
           NotEncodable, BufferFull, Closed, InvalidName, InvalidParameter: nothing happened. In best effort never
             BufferFull.
         """
-        ttl_s = attributes = None
-        if type(message) is Outgoing:
-            message, ttl_s, attributes = parts_of(message)
-        attributes = tracing.stamped(attributes)
-        payload = message if self._as_it_is and type(message) is bytes else encoded(self._serializer, message)
+        name, item = self._item(message, topic)
+        if not self._take_now(name, item):
+            self._take_when_there_is_room(name, item)
+        return item.future
+
+    def _item(self, message: Any, topic: str | None) -> tuple[str, Item[Sent]]:
+        """The topic of a message, and the message encoded."""
+        item = item_of(message, self._serializer, Sent(self._settling))
+        if item.sequence_id is not None:
+            raise InvalidParameter("a sequence id belongs to a producer", hint="use client.producer")
         name = topic or self._topic
         if name is None:
             raise InvalidParameter("no topic is named", hint="name it here, or when creating the publisher")
         if topic is not None:
             topic_name(self._channel.namespace, topic)
-        future = Sent(self._settling)
-        queue = self._queue or self._opened
-        lane = full = None
-        if self._is_inside():
-            self._put_late(name, payload, ttl_s, attributes, future)
-            return future
-        with self._lock:
-            if not self._sender.ready:
-                full = self._sender.make_ready("the publisher is closed")
-            if full is None:
-                lane = queue.put(name, payload, ttl_s, future, now(), attributes)
-                if lane is None and self._overflow == "wait":
-                    lane = self._put_when_there_is_room(name, payload, ttl_s, attributes, future)
-                if lane is not None and queue.wants_sender(lane):
-                    self._sender.wake_worker()
-        if lane is None:
-            self._without_room(name, payload, future, full or queue.full(len(payload)))
-        return future
+        return name, item
 
-    def _put_late(
-        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, future: Sent
-    ) -> None:
-        """``send`` of a signal handler or a finalizer, which has interrupted this publisher: never waits for room."""
-        queue = self._opened
-
-        def put() -> Lost[Sent] | None:
-            lane = queue.put(topic, payload, ttl_s, future, now(), attributes)
-            if lane is None:
-                return Lost(topic, [Item(payload, ttl_s, future, now(), attributes)], queue.full(len(payload)))
-            if queue.wants_sender(lane):
-                self._sender.wake_worker()
-            return None
-
-        room = self._bounds.max_pending_bytes - queue.pending_bytes
-        try:
-            self._sender.put_late("the publisher is closed", put, len(payload) + ITEM_BYTES, room)
-        except BufferFull as full:
-            self._without_room(topic, payload, future, full)
-
-    def _put_when_there_is_room(
-        self, topic: str, payload: bytes, ttl_s: int | None, attributes: Mapping[str, str] | None, future: Sent
-    ) -> Lane[Sent] | None:
-        """None: the message is larger than the buffer. The caller holds the lock."""
-        queue = self._opened
-        while queue.fits(payload):
-            self._sender.room.wait()
-            if self._sender.closed:
-                raise Closed("the publisher was closed while this message waited for space")
-            lane = queue.put(topic, payload, ttl_s, future, now(), attributes)
-            if lane is not None:
-                return lane
-        return None
-
-    def _without_room(self, topic: str, payload: bytes, future: Sent, full: BufferFull) -> None:
+    def _without_room(self, topic: str, entry: Entry[Sent], full: BufferFull) -> None:
         if self._overflow != "drop":
             raise full
         dropped = MessageDropped(full.detail, hint=full.hint)
-        settle(self._settling, [future], dropped)
+        settle(self._settling, [entry.future], dropped)
         self._tally.dropped(1)
-        report_drops(self._on_drop, [DroppedMessage(topic, payload, dropped)])
+        report_drops(self._on_drop, [DroppedMessage(topic, cast("Item[Sent]", entry).payload, dropped)])
 
     # --- delivering ----------------------------------------------------------------------------
 

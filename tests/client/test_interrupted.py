@@ -63,7 +63,7 @@ def in_time(work: Callable[[], Any]) -> Any:
 
 PLACES = {
     "publisher": (PublisherQueue, ("put", "wants_sender", "take", "settled")),
-    "producer": (ProducerQueue, ("check_usable", "put_numbered", "work", "settled")),
+    "producer": (ProducerQueue, ("put", "wants_sender", "work", "settled")),
     "stream": (StreamQueue, ("put_single", "take", "take_answers")),
 }
 
@@ -102,9 +102,7 @@ def test_messages_after_the_one_of_a_handler_are_stored_after_it(client: Any, to
         sender = getattr(client, kind)(topic, **options)
         send = sender.publish if kind == "stream" else sender.send
         send(b"before")
-        interrupt(
-            queue, "put_numbered" if kind == "producer" else places[0], lambda: [send(b"handler 1"), send(b"handler 2")]
-        )
+        interrupt(queue, places[0], lambda: [send(b"handler 1"), send(b"handler 2")])
         send(b"interrupted")
         send(b"after")
         sender.close(PATIENCE_S)
@@ -147,7 +145,7 @@ def test_a_handler_is_refused_what_would_wait_for_the_thread_that_it_interrupts(
         refused.append(error.value.outcome)
 
     producer = client.producer(topic, "p")
-    interrupt(ProducerQueue, "put_numbered", publish)
+    interrupt(ProducerQueue, "put", publish)
     in_time(lambda: producer.send(b"first").result(PATIENCE_S))
     assert refused == ["not-applied"]
     producer.close(PATIENCE_S)

@@ -21,13 +21,11 @@ from plainsong.errors import (
     TransactionTimedOut,
 )
 from plainsong.lightweight import MAX_BYTES, Lightweight
-from plainsong.messages import Receipt
+from plainsong.messages import Receipt, with_attributes
 from plainsong.producer_queue import (
-    Prepared,
     ProducerQueue,
     Session,
     atomic_request,
-    prepared,
     producer_bounds,
     whole_request,
 )
@@ -39,6 +37,7 @@ from plainsong.protocol.errors import (
     OutcomeUnknown,
     ProducerFenced,
 )
+from plainsong.publisher_queue import Item, Whole, item_of
 from plainsong.serializers import BYTES
 
 
@@ -63,8 +62,14 @@ def producer_queue(*, last: int = -1, initial: int | None = None, **bounds: Any)
 def put(one: ProducerQueue[Fate], *ids: int | None, now_s: float = 0.0) -> list[Fate]:
     fates = [Fate() for _ in ids]
     for given, fate in zip(ids, fates, strict=True):
-        one.put_numbered(Prepared(b"m", None, None, given), fate, now_s)
+        assert one.put("t", Item(b"m", None, None, given, fate), now_s) is not None
     return fates
+
+
+def put_whole(one: ProducerQueue[Fate], messages: list[bytes], ids: Any = (), *more: Any, now_s: float = 0.0) -> Fate:
+    fate = Fate()
+    assert one.put("t", Whole(whole_request(messages, BYTES)[0], ids, fate, *more), now_s) is not None
+    return fate
 
 
 def taken(one: ProducerQueue[Fate], now_s: float = 0.0) -> list[int]:
@@ -98,20 +103,20 @@ def test_explicit_and_automatic_ids_are_never_mixed():
     with pytest.raises(ValueError, match="some have none"):
         put(one, None)
     with pytest.raises(SequenceIdsMixed):
-        one.put_whole(whole_request([b"x"], BYTES)[0], None, Fate(), 0)
+        put_whole(one, [b"x"])
     other = producer_queue()
     put(other, None)
     with pytest.raises(SequenceIdsMixed):
         put(other, 9)
     with pytest.raises(SequenceIdsMixed):
-        producer_queue().put_whole(whole_request([b"x", b"y"], BYTES)[0], [1, None], Fate(), 0)
+        put_whole(producer_queue(), [b"x", b"y"], [1, None])
 
 
 @pytest.mark.parametrize("ids", [[2, 2], [3, 1], [1], [-1, 4], [True, 2], [1, 1 << 63]])
 def test_invalid_ids_are_refused_before_anything_is_sent(ids: list[int]):
     one = producer_queue()
     with pytest.raises(InvalidSequenceIds):
-        one.put_whole(whole_request([b"x", b"y"], BYTES)[0], ids, Fate(), 0)
+        put_whole(one, [b"x", b"y"], ids)
     assert one.pending == 0
     put(one, None)
     assert taken(one) == [0]
@@ -144,7 +149,7 @@ def test_decreasing_ids_begin_another_request():
 def test_messages_published_together_are_a_request_of_their_own():
     one = producer_queue()
     put(one, None)
-    one.put_whole(whole_request([b"x"] * 6, BYTES)[0], None, Fate(), 0)
+    put_whole(one, [b"x"] * 6)
     put(one, None)
     found = []
     for _ in range(3):
@@ -156,7 +161,7 @@ def test_messages_published_together_are_a_request_of_their_own():
 
 def test_attributes_and_ttls_are_sent_with_each_message():
     one = producer_queue()
-    one.put_numbered(prepared(Outgoing(b"a", 5), BYTES, None, {"h": "1"}, "key"), Fate(), 0)
+    one.put("t", item_of(with_attributes(Outgoing(b"a", 5), {"h": "1"}, "key"), BYTES, Fate()), 0)
     put(one, None)
     parcel, _ = one.work(0)
     assert parcel is not None
@@ -233,7 +238,7 @@ def test_after_an_unknown_outcome_automatic_ids_continue_and_explicit_ones_stop(
 
 def test_a_caller_that_waits_for_a_request_decides_what_follows():
     one = producer_queue()
-    one.put_whole(whole_request([b"x"], BYTES)[0], [3], Fate(), 0)
+    put_whole(one, [b"x"], [3])
     taken(one)
     behind = put(one, 4)
     ended = failed(one, OutcomeUnknown())
@@ -265,9 +270,7 @@ def test_a_message_that_waited_too_long_is_given_up():
 
 
 def whole(one: ProducerQueue[Fate], limit_s: float | None, *ids: int, now_s: float = 0.0) -> Fate:
-    fate = Fate()
-    one.put_whole(whole_request([b"w"], BYTES)[0], ids or None, fate, now_s, limit_s)
-    return fate
+    return put_whole(one, [b"w"], ids, limit_s, now_s=now_s)
 
 
 def lost(ended: list[Any]) -> list[Any]:

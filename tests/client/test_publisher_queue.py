@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, MessageDropped
 from plainsong.protocol.errors import BadRequest, MessageTooLarge, TopicNotFound, Unavailable
-from plainsong.publisher_queue import ITEM_BYTES, Bounds, PublisherQueue
+from plainsong.publisher_queue import ITEM_BYTES, Bounds, Item, PublisherQueue
 
 
 def publisher_queue(**changed: object) -> PublisherQueue[int]:
@@ -26,16 +26,21 @@ def publisher_queue(**changed: object) -> PublisherQueue[int]:
     return PublisherQueue(Bounds(**{**bounds, **changed}), lambda: 0.0)  # type: ignore[arg-type]
 
 
+def put(held, topic, payload, future, now_s) -> bool:
+    """Put a message; False: there is no room."""
+    return held.put(topic, Item(payload, None, None, None, future), now_s) is not None
+
+
 def payloads(batch):
     return [item.payload for item in batch.items]
 
 
 def test_messages_that_gather_during_a_request_are_the_next_request():
     held = publisher_queue()
-    held.put("t", b"1", None, 1, 0)
+    put(held, "t", b"1", 1, 0)
     first = held.take(0)
     for n in (2, 3, 4):
-        held.put("t", b"%d" % n, None, n, 0)
+        put(held, "t", b"%d" % n, n, 0)
     assert held.take(0) is None, "one request at a time for one topic"
     held.settled(first)
     assert payloads(held.take(0)) == [b"2", b"3", b"4"]
@@ -43,26 +48,26 @@ def test_messages_that_gather_during_a_request_are_the_next_request():
 
 def test_topics_do_not_wait_for_each_other():
     held = publisher_queue()
-    held.put("a", b"1", None, 1, 0)
-    held.put("b", b"2", None, 2, 0)
+    put(held, "a", b"1", 1, 0)
+    put(held, "b", b"2", 2, 0)
     assert {held.take(0).lane.topic, held.take(0).lane.topic} == {"a", "b"}
 
 
 def test_a_first_message_lingers_until_its_time_or_until_the_batch_is_full():
     held = publisher_queue(linger_s=0.005, max_batch_messages=2)
-    held.put("t", b"1", None, 1, 10.0)
+    put(held, "t", b"1", 1, 10.0)
     assert held.take(10.004) is None
     assert held.next_s() == pytest.approx(10.005)
-    held.put("t", b"2", None, 2, 10.001)
+    put(held, "t", b"2", 2, 10.001)
     assert payloads(held.take(10.001)) == [b"1", b"2"]
-    held.put("u", b"3", None, 3, 10.0)
+    put(held, "u", b"3", 3, 10.0)
     assert payloads(held.take(10.005)) == [b"3"]
 
 
 def test_a_batch_is_bounded_in_bytes_and_holds_at_least_one_message():
     held = publisher_queue(max_batch_bytes=10)
     for n, size in enumerate((6, 4, 1, 50)):
-        held.put("t", bytes(size), None, n, 0)
+        put(held, "t", bytes(size), n, 0)
     sizes = []
     while (batch := held.take(0)) is not None:
         sizes.append([len(payload) for payload in payloads(batch)])
@@ -72,21 +77,21 @@ def test_a_batch_is_bounded_in_bytes_and_holds_at_least_one_message():
 
 def test_there_is_no_room_beyond_the_bound_until_a_message_completes():
     held = publisher_queue(max_pending_bytes=2 * (ITEM_BYTES + 10))
-    assert held.put("t", bytes(10), None, 1, 0)
-    assert held.put("t", bytes(10), None, 2, 0)
-    assert held.put("t", bytes(10), None, 3, 0) is None
+    assert put(held, "t", bytes(10), 1, 0)
+    assert put(held, "t", bytes(10), 2, 0)
+    assert not put(held, "t", bytes(10), 3, 0)
     batch = held.take(0)
-    assert held.put("t", bytes(10), None, 3, 0) is None, "what is under way counts"
+    assert not put(held, "t", bytes(10), 3, 0), "what is under way counts"
     held.settled(batch)
-    assert held.put("t", bytes(10), None, 3, 0)
-    assert not held.fits(bytes(3 * ITEM_BYTES))
+    assert put(held, "t", bytes(10), 3, 0)
+    assert not held.fits(Item(bytes(3 * ITEM_BYTES), None, None, None, 4))
 
 
 def test_a_failed_batch_is_retried_before_later_messages():
     held = publisher_queue()
-    held.put("t", b"1", None, 1, 0)
+    put(held, "t", b"1", 1, 0)
     batch = held.take(0)
-    held.put("t", b"2", None, 2, 0)
+    put(held, "t", b"2", 2, 0)
     assert held.failed(batch, ConnectFailed(), 0) == []
     assert held.take(0) is None, "after a pause"
     assert payloads(held.take(1)) == [b"1"]
@@ -94,9 +99,9 @@ def test_a_failed_batch_is_retried_before_later_messages():
 
 def test_a_batch_of_unknown_outcome_is_not_retried_and_later_ones_continue():
     held = publisher_queue()
-    held.put("t", b"1", None, 1, 0)
+    put(held, "t", b"1", 1, 0)
     batch = held.take(0)
-    held.put("t", b"2", None, 2, 0)
+    put(held, "t", b"2", 2, 0)
     [lost] = held.failed(batch, ConnectionLost(), 0)
     assert [item.future for item in lost.items] == [1]
     assert lost.error.outcome == "unknown"
@@ -106,14 +111,14 @@ def test_a_batch_of_unknown_outcome_is_not_retried_and_later_ones_continue():
 
 def test_a_batch_of_unknown_outcome_is_retried_with_at_least_once():
     held = publisher_queue(retry_unknown=True)
-    held.put("t", b"1", None, 1, 0)
+    put(held, "t", b"1", 1, 0)
     assert held.failed(held.take(0), ConnectionLost(), 0) == []
     assert payloads(held.take(1)) == [b"1"]
 
 
 def test_a_message_in_doubt_that_runs_out_of_time_is_unknown():
     held = publisher_queue(retry_unknown=True, delivery_timeout_s=1)
-    held.put("t", b"1", None, 1, 0)
+    put(held, "t", b"1", 1, 0)
     held.failed(held.take(0), ConnectionLost(), 0.5)
     [lost] = held.overdue(1)
     assert isinstance(lost.error, DeadlineExceeded)
@@ -125,7 +130,7 @@ def test_a_message_in_doubt_that_runs_out_of_time_is_unknown():
 def test_a_refused_message_takes_none_of_its_neighbours_with_it(refused, guilty):
     held = publisher_queue()
     for n in range(7):
-        held.put("t", b"%d" % n, None, n, 0)
+        put(held, "t", b"%d" % n, n, 0)
     delivered, lost = [], []
     while (batch := held.take(0)) is not None:
         if any(item.future == guilty for item in batch.items):
@@ -140,15 +145,15 @@ def test_a_refused_message_takes_none_of_its_neighbours_with_it(refused, guilty)
 
 def test_a_missing_topic_fails_at_once():
     held = publisher_queue()
-    held.put("t", b"1", None, 1, 0)
+    put(held, "t", b"1", 1, 0)
     [lost] = held.failed(held.take(0), TopicNotFound(), 0)
     assert isinstance(lost.error, TopicNotFound)
 
 
 def test_messages_that_wait_too_long_are_given_up_and_the_rest_stays():
     held = publisher_queue(delivery_timeout_s=10, linger_s=100)
-    held.put("t", b"1", None, 1, 0)
-    held.put("t", b"2", None, 2, 5)
+    put(held, "t", b"1", 1, 0)
+    put(held, "t", b"2", 2, 5)
     assert held.next_s() == 10
     [lost] = held.overdue(10)
     assert [item.future for item in lost.items] == [1]
@@ -163,7 +168,7 @@ def test_an_hour_without_a_daemon_costs_a_bounded_memory_and_drops_the_oldest_in
     for tick in range(36_000):
         now_s = tick / 10
         for _ in range(10):
-            refused += held.put("t", bytes(100), None, tick, now_s) is None
+            refused += not put(held, "t", bytes(100), tick, now_s)
         for lost in held.overdue(now_s):
             assert isinstance(lost.error, MessageDropped)
             dropped += len(lost.items)
@@ -183,7 +188,7 @@ def test_an_hour_without_a_daemon_costs_a_bounded_memory_and_drops_the_oldest_in
 def test_topics_without_messages_are_forgotten():
     held = publisher_queue()
     for n in range(1000):
-        held.put(f"t{n}", b"", None, n, 0)
+        put(held, f"t{n}", b"", n, 0)
     while (batch := held.take(0)) is not None:
         held.settled(batch)
     assert not held._lanes
@@ -191,9 +196,9 @@ def test_topics_without_messages_are_forgotten():
 
 def test_cleared_messages_report_their_known_outcome():
     held = publisher_queue(retry_unknown=True)
-    held.put("t", b"1", None, 1, 0)
+    put(held, "t", b"1", 1, 0)
     held.failed(held.take(0), ConnectionLost(), 0)
-    held.put("t", b"2", None, 2, 0)
+    put(held, "t", b"2", 2, 0)
     assert [(lost.items[0].future, lost.error.outcome) for lost in held.clear()] == [(1, "unknown"), (2, "not-applied")]
     assert held.pending == 0
 
@@ -204,14 +209,14 @@ def test_each_topic_keeps_the_order_of_calls_whatever_fails(seed: int, messages:
     held = publisher_queue(max_batch_messages=3, retry_unknown=True, delivery_timeout_s=1e9)
     stored: dict[str, list[int]] = {"a": [], "b": []}
     under_way = []
-    put = 0
+    count = 0
     now_s = 0.0
-    while put < messages or held.pending:
+    while count < messages or held.pending:
         now_s += 10
         match random.choice(("put", "take", "end")):
-            case "put" if put < messages:
-                held.put(random.choice("ab"), b"", None, put, now_s)
-                put += 1
+            case "put" if count < messages:
+                put(held, random.choice("ab"), b"", count, now_s)
+                count += 1
             case "take" if (batch := held.take(now_s)) is not None:
                 under_way.append(batch)
             case "end" if under_way:
@@ -232,7 +237,7 @@ def test_each_topic_keeps_the_order_of_calls_whatever_fails(seed: int, messages:
 def test_after_a_timeout_batches_shrink_and_grow_again_when_they_are_answered():
     held = publisher_queue(max_batch_messages=64, max_pending_bytes=64 << 20)
     for n in range(1_000):
-        held.put("t", b"x" * 100, None, n, 0)
+        put(held, "t", b"x" * 100, n, 0)
     late = held.take(0)
     [lost] = held.failed(late, DeadlineExceeded("late", outcome="unknown"), 0)
     assert lost.items == late.items
@@ -247,7 +252,7 @@ def test_after_a_timeout_batches_shrink_and_grow_again_when_they_are_answered():
 def test_a_batch_sent_again_after_a_timeout_is_split_in_halves_and_stays_in_order():
     held = publisher_queue(retry_unknown=True)
     for n in range(7):
-        held.put("t", b"%d" % n, None, n, 0)
+        put(held, "t", b"%d" % n, n, 0)
     sent, now_s = [], 0.0
     while (batch := held.take(now_s)) is not None:
         now_s += 1
@@ -264,7 +269,7 @@ def test_a_batch_sent_again_after_a_timeout_is_split_in_halves_and_stays_in_orde
 def test_other_failures_leave_the_size_of_batches_alone(error: Exception):
     held = publisher_queue(retry_unknown=True, max_batch_messages=4)
     for n in range(8):
-        held.put("t", b"%d" % n, None, n, 0)
+        put(held, "t", b"%d" % n, n, 0)
     batch = held.take(0)
     assert held.failed(batch, error, 0) == []
     assert held.take(10) is batch

@@ -14,12 +14,12 @@ from plainsong._async.stream import AsyncStream
 from plainsong._sync import stream as sync_stream
 from plainsong.calls import Answer, Failure, Send
 from plainsong.errors import DeadlineExceeded, OutcomeUnknown
-from plainsong.producer_queue import Prepared, ProducerQueue, Session, producer_bounds
+from plainsong.producer_queue import ProducerQueue, Session, producer_bounds
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.requests import PublishRequest, Receipt
-from plainsong.publisher_queue import TooSlow
+from plainsong.publisher_queue import Item, TooSlow
 from plainsong.serializers import BYTES
 from tests.client.simulation import SILENT, Simulation, kind
 
@@ -155,7 +155,7 @@ def test_after_a_timeout_a_producer_sends_smaller_requests_each_message_once_and
     session = line.run(partial(kind().begin, channel, "t", "p", **opening))
     queue: ProducerQueue[int] = ProducerQueue(session, BOUNDS, BYTES, None, 30.0)
     for number in range(20):
-        queue.put_numbered(Prepared(b"%03d" % number + bytes(500), None, None, None), number, 0.0)
+        queue.put("t", Item(b"%03d" % number + bytes(500), None, None, None, number), 0.0)
     while (batch := queue.take(line.now_s)) is not None:
         delivery = kind().Delivery(channel, session, batch.request(), 1e6, may_split=len(batch.items) > 1)
         try:
@@ -175,7 +175,7 @@ def test_a_message_that_waits_to_be_sent_again_is_given_up_at_its_deadline(expli
     queue: ProducerQueue[int] = ProducerQueue(session, BOUNDS, BYTES, None, 30.0)
 
     def put(number: int, now_s: float) -> None:
-        queue.put_numbered(Prepared(b"x", None, None, number if explicit else None), number, now_s)
+        queue.put("t", Item(b"x", None, None, number if explicit else None, number), now_s)
 
     for number in range(6):
         put(number, 0.0)
