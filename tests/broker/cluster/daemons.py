@@ -127,7 +127,8 @@ async def _run(daemon, task_status):
 
 
 @asynccontextmanager
-async def _open_store(config):
+async def _open_store(config, shipper):
+    del shipper
     yield MINE.get().store
 
 

@@ -87,6 +87,7 @@ CONTRACT = {
     "end_backup": ("operate", "service"),
     "get_definitions": ("inspect", "service"),
     "put_definitions": ("", "name"),
+    "get_replication": ("inspect", "service"),
     "start_scrub": ("operate", "service"),
     "get_scrub": ("inspect", "service"),
     "ping": ("", "nobody"),

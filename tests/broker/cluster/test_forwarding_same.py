@@ -153,7 +153,9 @@ COURSE = [
     ("console_file", "GET", "/console/main.js", None, {}),
 ]
 #: Answers that depend on the time, or on the instance.
-OF_THE_INSTANCE = {"readyz", "metrics", "topic_metrics", "asyncapi", "begin_backup", "start_scrub", "get_scrub"}
+OF_THE_INSTANCE = {
+    *("readyz", "metrics", "topic_metrics", "asyncapi", "begin_backup", "start_scrub", "get_scrub", "get_replication"),
+}
 #: Endless answers, and those that combine all instances; each is tested elsewhere.
 OF_ALL = {"follow", "get_events", "get_attention", "list_all_topics"}
 #: Routes that the owner answers. Each instance answers those of transactions itself: this cluster has no service.

@@ -17,9 +17,8 @@ from plainsong.protocol.names import TopicName
 
 ANYWHERE = {
     *("list_topics", "list_namespaces", "get_namespace", "stream", "list_all_topics", "get_attention", "get_events"),
-    *("get_definitions", "put_definitions", "start_scrub", "get_scrub", "explain_error"),
+    *("get_definitions", "put_definitions", "start_scrub", "get_scrub", "get_replication", "explain_error"),
     *("begin_backup", "list_backup_objects", "get_backup_object", "end_backup"),
-    *("get_definitions", "put_definitions", "start_scrub", "get_scrub", "explain_error"),
     *(
         "ping",
         "livez",
