@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 import pytest
+import trio
+import trio.testing
 
-from broker.http.budgets import AnswerBudget
-from broker.http.messages import Answer
-from broker.link.http_codec import BudgetedBody, budgeted, collect, encode_admitted
+from broker.http.budgets import FREE_BYTES, AnswerBudget
+from broker.http.messages import Answer, Answered, Request
+from broker.link.http_codec import BudgetedBody, answer_request, budgeted, collect
+from broker.link.server import Call, PendingReply
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES
 from plainsong.protocol.errors import TopicNotFound
+from tests.peering.linked import linked_callbacks
 
 BLOCKS = [b"a", b"", b"b" * (3 * PIECE_BYTES + 1), b"c" * PIECE_BYTES, b""]
 
@@ -42,14 +46,48 @@ async def test_held_memory_is_freed_when_the_answer_was_sent_or_abandoned(whole:
         assert budget.reserved_bytes == 0
 
 
-async def test_an_answer_that_fails_after_its_reservation_holds_nothing() -> None:
+@pytest.mark.parametrize("fails", ["the handler", "the stream"])
+async def test_an_answer_that_fails_after_room_was_taken_for_it_holds_nothing(fails: str) -> None:
     budget = AnswerBudget(1000)
-    room = budget.room()
 
-    async def fails() -> Answer:
-        await room.take(500, 500)
+    async def stream() -> AsyncGenerator[bytes, None]:
         raise TopicNotFound("there is none")
+        yield b""
 
-    with pytest.raises(TopicNotFound):
-        await encode_admitted(fails(), room, only_looks=True)
+    def handler(request: Request, answered: Answered) -> None:
+        assert request.room is not None
+        assert request.room.has(500)
+        answered(TopicNotFound("there is none") if fails == "the handler" else Answer(200, stream()))
+
+    def answer(call: Call, reply: PendingReply) -> None:
+        request = Request({}, "", {})
+        answer_request(handler, request, budget.room(), call, reply, only_looks=True, refused=lambda error: error)
+
+    async with linked_callbacks(answer) as pair:
+        with pytest.raises(TopicNotFound):
+            await pair.link.call("request", None)
     assert budget.reserved_bytes == 0
+
+
+@pytest.mark.parametrize("size", [0, FREE_BYTES, INLINE_BYTES, INLINE_BYTES + 1])
+async def test_an_answer_given_after_its_caller_has_left_holds_nothing(size: int) -> None:
+    budget, given = AnswerBudget(10 * INLINE_BYTES), []
+
+    def handler(request: Request, answered: Answered) -> None:
+        assert request.room is not None
+        assert request.room.has(size)
+        given.append(answered)
+
+    def answer(call: Call, reply: PendingReply) -> None:
+        request = Request({}, "", {})
+        answer_request(handler, request, budget.room(), call, reply, only_looks=True, refused=lambda error: error)
+
+    async with linked_callbacks(answer) as pair:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pair.link.call, "request", None)
+                await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        given[0](Answer(200, bytes(size)))
+        assert budget.reserved_bytes == 0
