@@ -47,7 +47,7 @@ async def test_held_memory_is_freed_when_the_answer_was_sent_or_abandoned(whole:
 
 
 @pytest.mark.parametrize("fails", ["the handler", "the stream"])
-async def test_an_answer_that_fails_after_room_was_taken_for_it_holds_nothing(fails: str) -> None:
+async def test_an_answer_that_fails_after_its_reservation_holds_nothing(fails: str) -> None:
     budget = AnswerBudget(1000)
 
     async def stream() -> AsyncGenerator[bytes, None]:
