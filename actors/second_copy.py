@@ -1,6 +1,6 @@
 """The second copy: ships the store's commits to an object store, and makes bases there.
 
-One task ships: at least every ``interval_s`` it takes the batches in the outbox as one segment, and stores that before it
+One task ships: at least every ``interval_ms`` it takes the batches in the outbox as one segment, and stores that before it
 takes the next. Another makes a base if there is none, and one at intervals, and removes old bases and segments. Both
 survive an outage of the object store: commits wait in the outbox, which is bounded. If it overflows, the epoch ends with
 a gap, and later commits cannot be restored until a new base is complete.
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
+    from actors.settings import ReplicationConfig
     from storage.base import Row
     from storage.leveldb.operations import SealedChange
     from storage.leveldb.store import LevelDBStore, LevelDBView
@@ -69,23 +70,11 @@ NOTE_EVERY_S = 5.0
 VIEW_S = 300.0
 #: Consecutive segments below a seal, after which no earlier seal is searched for: uploads under way are fewer.
 UPLOADS = 16
+#: Bytes of the journal, which a start reads to find commits that were not sent before a crash.
+UNSENT_BYTES = 64 << 20
 #: Above every commit: a log that ends before it has a gap.
 _NO_COMMIT = 1 << 63
 _AFTER_ALL = b"\xff" * 64
-
-
-@dataclass(frozen=True, slots=True)
-class CopySettings:
-    """Sizes and times of a copy."""
-
-    interval_s: float = 1.0
-    segment_bytes: int = 4 << 20
-    base_every_s: float = 86_400.0
-    keep_s: float = 7 * 86_400.0
-    unsent_bytes: int = 64 << 20
-    """Of the journal, which a start reads to find commits that were not sent before a crash."""
-    base_bytes_per_s: int = 0
-    """0: no limit, except for the pauses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +106,22 @@ class SecondCopy:
         store: LevelDBStore,
         outbox: Outbox,
         directory: Path,
-        settings: CopySettings,
+        settings: ReplicationConfig,
         now_ms: Callable[[], int],
+        *,
+        base_bytes_per_s: int = 0,
     ) -> None:
         """Args:
         directory: of the store.
+        base_bytes_per_s: ``backup.bytes_per_s``; 0: no limit, except for the pauses.
         """
         self._objects = objects
         self._store = store
         self._outbox = outbox
         self._directory = directory
         self._settings = settings
+        self._base_bytes_per_s = base_bytes_per_s
+        self._interval_s = settings.interval_ms / 1000
         self._now_ms = now_ms
         self._run = b""
         self._record = Record("")
@@ -195,7 +189,7 @@ class SecondCopy:
         after = record.place.commit
         if self._reign is not None or after is None:
             return Unsent(())
-        return await self._store.run_reader(lambda tables: Unsent.of(tables, after, self._settings.unsent_bytes))
+        return await self._store.run_reader(lambda tables: Unsent.of(tables, after, UNSENT_BYTES))
 
     async def run(self) -> None:
         """Ship until ``finish``.
@@ -270,7 +264,7 @@ class SecondCopy:
                 await self._look()
             if self._record.place != self._stored and trio.current_time() >= self._note_at_s:
                 await self._note_place()
-            with trio.move_on_after(self._settings.interval_s):
+            with trio.move_on_after(self._interval_s):
                 await self._full.wait()
             if not self._is_finishing:
                 self._full = trio.Event()
@@ -363,10 +357,10 @@ class SecondCopy:
     async def _make_bases(self) -> None:
         while True:
             if self._record.base is not None:
-                due_s = self._record.base_ms / 1000 + self._settings.base_every_s - self._now_ms() / 1000
+                due_s = self._record.base_ms / 1000 + self._settings.base_every_h * 3600 - self._now_ms() / 1000
                 await trio.sleep(max(0.0, due_s))
             if any(each.made is None for each in self._unmade):
-                await trio.sleep(self._settings.interval_s)
+                await trio.sleep(self._interval_s)
                 continue
             try:
                 base = await self._make_base()
@@ -401,7 +395,7 @@ class SecondCopy:
     async def _copy_table(self, view: LevelDBView, table: Table, parts: Parts) -> None:
         rows: list[Row] = []
         size = 0
-        pace = Pace(self._settings.base_bytes_per_s, on_pause=partial(view.renew, VIEW_S))
+        pace = Pace(self._base_bytes_per_s, on_pause=partial(view.renew, VIEW_S))
         async with aclosing(paced_rows(view, table, b"", _AFTER_ALL, pace, rows.extend)) as steps:
             async for step in steps:
                 size += step

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.second_copy import CopySettings, SecondCopy
+from actors.second_copy import SecondCopy
 from broker.finding import Finding
 from storage.base import StoreUnusable
 from storage.leveldb import LevelDBStore
@@ -62,15 +62,11 @@ async def second_copy(config: Config, store: Store, outbox: Outbox | None) -> As
         return
     assert isinstance(store, LevelDBStore)  # checked with the settings
     replication = config.replication
-    settings = CopySettings(
-        interval_s=replication.interval_ms / 1000,
-        segment_bytes=replication.segment_bytes,
-        base_every_s=replication.base_every_h * 3600,
-        keep_s=replication.keep_s,
-        base_bytes_per_s=config.backup.bytes_per_s,
-    )
     objects = open_objects(replication.to, replication.timeout_s)
-    copy = SecondCopy(objects, store, outbox, config.storage.data_dir.absolute(), settings, _now_ms)
+    directory = config.storage.data_dir.absolute()
+    copy = SecondCopy(
+        objects, store, outbox, directory, replication, _now_ms, base_bytes_per_s=config.backup.bytes_per_s
+    )
     start_s = START_TIMEOUTS * replication.timeout_s
     with trio.move_on_after(start_s) as starting:
         await copy.begin()

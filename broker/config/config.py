@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, cast
 
-from actors.settings import CommitConfig, RetentionConfig, TopicConfig
+from actors.settings import CommitConfig, ReplicationConfig, RetentionConfig, TopicConfig
 from broker.config.sections import (
     TAKE_OVER_S,
     BackupConfig,
@@ -21,7 +21,6 @@ from broker.config.sections import (
     OtelConfig,
     PollConfig,
     ReadersConfig,
-    ReplicationConfig,
     SecurityConfig,
     ShutdownConfig,
     TlsConfig,

@@ -469,69 +469,6 @@ class BackupConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicationConfig:
-    """A second copy of the store in an object store, if storage.kind is leveldb."""
-
-    to: str = text(
-        "",
-        "URL of the copy, s3://bucket/prefix or file:/path; credentials, region and endpoint of S3 come from the "
-        "environment (AWS_ACCESS_KEY_ID, ...). Empty: no copy.",
-        # Loose, since an error would quote a URL with credentials in it; opening refuses that without a quote.
-        pattern=r"(?:(?:s3://|file:/)\S*)?",
-        expected="s3://bucket/prefix or file:/path",
-    )
-    interval_ms: int = milliseconds(
-        1000,
-        "The longest time that a commit waits before it is sent.",
-        small="many small objects, each of which costs a request",
-        large="the commits of this time are lost with the machine",
-        low=10,
-        high=3_600_000,
-    )
-    segment_bytes: int = size(
-        4 * MIB,
-        "Bytes of commits in one object, before compression; once this much waits, it is sent without further delay.",
-        small="many small objects, each of which costs a request",
-        large="more memory, and an object takes longer to send",
-        low=64 * KIB,
-        high=256 * MIB,
-    )
-    backlog_bytes: int = size(
-        128 * MIB,
-        "Bytes of commits that wait in memory during an outage of the object store; beyond this the copy has a gap, and "
-        "later commits can be restored only once a new base is complete.",
-        small="a short outage costs a new base",
-        large="more memory during an outage",
-        low=4 * MIB,
-        high=64 * GIB,
-    )
-    base_every_h: int = count(
-        24,
-        "Hours between two complete copies of the store.",
-        small="the whole store is read and sent often",
-        large="a restore reads the log of up to this many hours",
-        high=24 * 365,
-    )
-    keep_s: int = whole_seconds(
-        7 * 86_400,
-        "How far back a restore can go; bases and segments that are only needed for older moments are removed after a "
-        "new base.",
-        small="a mistake that is noticed late cannot be undone",
-        large="the object store grows",
-        low=0,
-        high=CENTURY_S,
-    )
-    timeout_s: float = seconds(
-        30.0,
-        "The time limit of a request to the object store.",
-        small="large objects never arrive over a slow line",
-        large="a connection that hangs is noticed late",
-        low=0.1,
-        high=3_600.0,
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class ReadersConfig:
     """The positions of readers that the daemon keeps."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,7 +10,8 @@ import trio
 
 from actors import second_copy
 from actors.restoring_copy import replay
-from actors.second_copy import CopySettings, SecondCopy, leave_copy
+from actors.second_copy import SecondCopy, leave_copy
+from actors.settings import ReplicationConfig
 from plainsong.protocol.effects import RollBack, put_one
 from storage.base import StoreUnusable
 from storage.leveldb import LevelDBStore
@@ -30,7 +30,7 @@ from tests.storage.replication.shipped import rows_of, write_anything
 from tests.storage.rolling_contract import under
 from tests.storage.tiny_volumes import TINY, key, message, settled
 
-FAST = CopySettings(interval_s=0.01, segment_bytes=2000, base_every_s=3600, keep_s=3600)
+FAST = ReplicationConfig(interval_ms=10, segment_bytes=2000, base_every_h=1, keep_s=3600)
 
 
 async def until(holds):
@@ -164,14 +164,15 @@ async def test_the_next_process_sends_commits_that_the_last_one_had_not_sent(tmp
     assert (await restored(objects, tmp_path / "at-end"))[0] == wanted
 
 
-async def test_unsent_commits_that_are_no_longer_known_make_a_gap_and_a_new_base(tmp_path, objects):
+async def test_unsent_commits_that_are_no_longer_known_make_a_gap_and_a_new_base(tmp_path, objects, monkeypatch):
     async with primary(tmp_path / "data", objects, finish=False) as running:
         await running.write(5)
         await running.counted()
         objects.away = True
         await running.write(5)
     objects.away = False
-    async with primary(tmp_path / "data", objects, settings=replace(FAST, unsent_bytes=-1)) as running:
+    monkeypatch.setattr(second_copy, "UNSENT_BYTES", -1)
+    async with primary(tmp_path / "data", objects) as running:
         running.at = 50
         await running.write(3)
         await running.counted()
@@ -333,7 +334,7 @@ async def test_after_leaving_the_directory_starts_alone_and_its_copy_can_still_b
 
 async def test_a_new_base_removes_what_only_older_moments_need_and_never_a_seal(tmp_path, objects):
     now = [1_000_000]
-    settings = CopySettings(interval_s=0.01, segment_bytes=500, base_every_s=10, keep_s=0)
+    settings = ReplicationConfig(interval_ms=10, segment_bytes=500, base_every_h=1, keep_s=0)
     for turn in range(4):
         async with primary(tmp_path / "data", objects, settings=settings, now_ms=lambda: now[0]) as running:
             running.at = 100 * turn
@@ -342,7 +343,7 @@ async def test_a_new_base_removes_what_only_older_moments_need_and_never_a_seal(
             await until(lambda: running.copy.status.base_ms >= now[0])
             await until(lambda: sum(name.endswith("/manifest") for name in objects.found) <= 2)
             wanted = await rows_of(running.store)
-        now[0] += 60_000
+        now[0] += 2 * 3_600_000
     assert len(await bases_of(objects)) <= 2
     epochs = {name.split("/")[1] for name in objects.found if name.startswith("log/")}
     assert len(epochs) == 5
