@@ -9,20 +9,25 @@ Going through a backup gives both the same rules: decided transactions stay, ope
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import shutil
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
-from plainsong.protocol.effects import Delete, Put, put_one
+from plainsong.protocol.effects import Delete, Put, Table, put_one
 from plainsong.protocol.names import TopicName
 from storage.backup.cut import Cut, NotListed
+from storage.backup.files import LocalFiles
 from storage.backup.folder import BackupFolder
+from storage.backup.objects import encode_row
 from storage.base import StoreError, StoreUnusable
 from storage.copying import CopyRequest
 from storage.leveldb import LevelDBStore
-from storage.pace import Pace
+from storage.pace import Pace, paced_rows
 from storage.replication.reading import base_before, bases_of, commits_after, rows_of, store_of
 from storage.replication.segment import RemovedRange
 from storage.threaded import in_thread
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Operation
     from storage.backup.cut import Page
-    from storage.base import StoreView
+    from storage.base import Row, StoreView
     from storage.copying import PartComparison
     from storage.replication.bases import Base
     from storage.replication.carry import Objects
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
 #: How long the view of the scratch store lasts: nothing else uses that store.
 _VIEW_S = 7 * 86_400.0
 _REPLAYED = TopicName("", "replayed")
+_AFTER_ALL = b"\xff" * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,81 @@ async def replay(
     if end.commit < base.until:
         raise StoreError(f"the log ends at commit {end.commit}, before the base is consistent at {base.until}")
     return Replayed(name, base, end)
+
+
+@dataclass(slots=True)
+class ComparedBases:
+    """What a comparison of bases found."""
+
+    equal: list[int] = field(default_factory=list)
+    """Commits of bases that equal the replay from the base before."""
+    alone: list[int] = field(default_factory=list)
+    """Commits of bases that no log without a gap connects with the base before."""
+    problems: list[str] = field(default_factory=list)
+
+
+async def compare_bases(objects: Objects, scratch: Path) -> ComparedBases:
+    """Compare each base with the replay of the log from the base before it.
+
+    Args:
+      scratch: an empty folder with room for the store twice.
+    Raises:
+      StoreUnusable, StoreError, DamagedLog: the copy cannot be read.
+    """
+    found = ComparedBases()
+    before: Base | None = None
+    async with AsyncExitStack() as latest:
+        replayed: LevelDBStore | None = None
+        for number, base in enumerate(await bases_of(objects)):
+            if before is not None and replayed is not None:
+                # It has been replayed beyond `before` already: the same changes in the same order end in the same state.
+                end = await commits_after(objects, before, _Writing(replayed).take_commits, to_commit=base.until)
+                if end.commit < base.until:
+                    found.alone.append(base.until)
+                    replayed = None
+            async with AsyncExitStack() as stack:
+                own = await stack.enter_async_context(await LevelDBStore.open(scratch / f"{number}"))
+                await rows_of(objects, base, _Writing(own).take_rows)
+                end = await commits_after(objects, base, _Writing(own).take_commits, to_commit=base.until)
+                if end.commit < base.until:
+                    found.problems.append(
+                        f"the log ends at commit {end.commit}, before base {base.until} is consistent"
+                    )
+                elif replayed is not None:
+                    differing = [
+                        table.name.lower()
+                        for table in Table
+                        if await _digest_of(replayed, table) != await _digest_of(own, table)
+                    ]
+                    if differing:
+                        text = f"base {base.until} differs from the replay of the log before it: {', '.join(differing)}"
+                        found.problems.append(text)
+                    else:
+                        found.equal.append(base.until)
+                await latest.aclose()
+                if number:
+                    await trio.to_thread.run_sync(shutil.rmtree, scratch / f"{number - 1}")
+                latest.push_async_exit(stack.pop_all())
+            before, replayed = base, own
+    return found
+
+
+async def _digest_of(store: LevelDBStore, table: Table) -> bytes:
+    """Return a digest of all rows of a table."""
+    digest = hashlib.sha256()
+
+    def take(rows: Sequence[Row]) -> None:
+        digest.update(b"".join(map(encode_row, rows)))
+
+    view = await store.pin(_VIEW_S)
+    try:
+        async with aclosing(paced_rows(view, table, b"", _AFTER_ALL, Pace(rest=0.0), take)) as steps:
+            async for _ in steps:
+                pass
+    finally:
+        with trio.CancelScope(shield=True):
+            await view.aclose()
+    return digest.digest()
 
 
 #: By how much the clocks of two machines may differ.
@@ -151,7 +232,7 @@ async def restore_copy(
         report("reading the copy")
         found = await replay(objects, store, to_commit=to_commit, to_ms=to_ms)
         report(f"read up to commit {found.end.commit}; making the new store")
-        folder = await in_thread(BackupFolder.make, scratch / "backup")
+        folder = await in_thread(BackupFolder.make, LocalFiles(scratch / "backup"))
         view = await store.pin(_VIEW_S)
         try:
             manifest = await _back_up(view, folder, found.end.time_ms or found.base.until_ms)

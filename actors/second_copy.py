@@ -25,6 +25,7 @@ from storage.base import StoreError, StoreUnusable
 from storage.pace import Pace, paced_rows
 from storage.replication.bases import BASES, FORMAT_NAME, MANIFEST, PART_BYTES, Parts, encode_format
 from storage.replication.carry import ObjectStoreRefused, carry_out
+from storage.replication.measured import MeasuredObjects, PutTimes
 from storage.replication.notices import log_name
 from storage.replication.outbox import Unsent, commit_of
 from storage.replication.protocol import (
@@ -95,6 +96,10 @@ class CopyStatus:
     """Why the last request failed; empty if it succeeded."""
     base: int | None
     base_ms: int
+    oldest_ms: int | None
+    """The earliest moment that can be restored; None while that is unknown."""
+    given_up: bool
+    """True if commits were given up, so that those after them cannot be restored until a new base is complete."""
 
 
 class SecondCopy:
@@ -115,7 +120,9 @@ class SecondCopy:
         directory: of the store.
         base_bytes_per_s: ``backup.bytes_per_s``; 0: no limit, except for the pauses.
         """
-        self._objects = objects
+        self.puts = PutTimes()
+        """How long the object store takes for a write."""
+        self._objects = MeasuredObjects(objects, self.puts)
         self._store = store
         self._outbox = outbox
         self._directory = directory
@@ -138,6 +145,8 @@ class SecondCopy:
         self._is_finishing = False
         self._finished = trio.Event()
         self._error = ""
+        self._is_given_up = False
+        self._oldest_ms: int | None = None
         self._uploaded_ms: int | None = None
         self._look_at_s = 0.0
         self._note_at_s = 0.0
@@ -171,6 +180,7 @@ class SecondCopy:
         known, leased = record.known_epoch, self._objects.can_exchange
         place = await self._do(take_over(self._run, record.place, known=known, leased=leased, directory=own))
         has_base = place.commit is not None and record.base is not None
+        self._is_given_up = place.commit is None and record.base is not None
         await self._note(lambda record: replace(record.at(place, self._run), base=record.base if has_base else None))
         self._stored = place
         self._reign = reign = Reign(place, self._run, ASYNC, has_base=has_base)
@@ -238,6 +248,8 @@ class SecondCopy:
             error=self._error,
             base=record.base,
             base_ms=record.base_ms,
+            oldest_ms=self._oldest_ms,
+            given_up=self._is_given_up or bool(self._outbox.lost),
         )
 
     # --- shipping --------------------------------------------------------------------------------
@@ -355,6 +367,8 @@ class SecondCopy:
     # --- bases -----------------------------------------------------------------------------------
 
     async def _make_bases(self) -> None:
+        with suppress(StoreError, StoreUnusable):
+            await self._kept_bases()
         while True:
             if self._record.base is not None:
                 due_s = self._record.base_ms / 1000 + self._settings.base_every_h * 3600 - self._now_ms() / 1000
@@ -385,6 +399,7 @@ class SecondCopy:
             await self._progress.wait()
         await self._put(Upload(0, f"{base.folder}/{MANIFEST}", base.encode()))
         self._now.based()
+        self._is_given_up = False
         place = self._stored
         await self._note_if_possible(
             lambda record: replace(record.at(place, self._run), base=base.commit, base_ms=base.until_ms)
@@ -413,7 +428,7 @@ class SecondCopy:
 
     async def _remove_old(self, newest: Base) -> None:
         """Remove bases and segments that no moment of the last ``keep_s`` needs. Raises StoreError."""
-        bases = await bases_of(self._objects)
+        bases = await self._kept_bases()
         oldest_ms = self._now_ms() - self._settings.keep_s * 1000
         before = [base for base in bases if base.until_ms <= oldest_ms]
         if len(before) < 2:
@@ -426,10 +441,17 @@ class SecondCopy:
         oldest = before[-1]
         for base in before[:-1]:
             await self._objects.remove([f"{base.folder}/{MANIFEST}"])
+        self._oldest_ms = oldest.until_ms
         kept = {base.folder for base in bases[bases.index(oldest) :]}
         names = await self._objects.names(BASES)
         await self._objects.remove([name for name in names if name.rpartition("/")[0] not in kept])
         await self._remove_log(oldest)
+
+    async def _kept_bases(self) -> list[Base]:
+        """Return the complete bases, and note the earliest moment of any. Raises StoreError."""
+        bases = await bases_of(self._objects)
+        self._oldest_ms = min((base.until_ms for base in bases), default=None)
+        return bases
 
     async def _remove_log(self, oldest: Base) -> None:
         """Remove the segments before a base, and no seal."""

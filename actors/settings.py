@@ -147,11 +147,11 @@ class ReplicationConfig:
 
     to: str = text(
         "",
-        "URL of the copy, s3://bucket/prefix or file:/path; credentials, region and endpoint of S3 come from the "
-        "environment (AWS_ACCESS_KEY_ID, ...). Empty: no copy.",
+        "URL of the copy, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:/path; credentials, "
+        "region and endpoint come from the environment (AWS_ACCESS_KEY_ID, ...). Empty: no copy.",
         # Loose, since an error would quote a URL with credentials in it; opening refuses that without a quote.
-        pattern=r"(?:(?:s3://|file:/)\S*)?",
-        expected="s3://bucket/prefix or file:/path",
+        pattern=r"(?:(?:s3://|gs://|az://|file:/)\S*)?",
+        expected="s3://bucket/prefix, gs://..., az://... or file:/path",
     )
     interval_ms: int = milliseconds(
         1000,

@@ -134,7 +134,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
         add_security_gauges(metrics, security)
         if copy is not None:
             add_copy_gauges(metrics, copy)
-            daemon.attention.sources.append(partial(copy_findings, copy))
+            daemon.attention.sources.append(partial(copy_findings, copy, config.replication))
         rebalance = None
         if membership is not None and daemon.cluster is not None:
             rebalance = start_rebalance(daemon.cluster.handover, membership, actors)

@@ -3,42 +3,61 @@
 from __future__ import annotations
 
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import trio
 
 from actors.second_copy import SecondCopy
 from broker.finding import Finding
+from broker.metrics import LATENCY_BUCKETS_S, Distributions
 from storage.base import StoreUnusable
 from storage.leveldb import LevelDBStore
 from storage.replication.outbox import Outbox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from actors.second_copy import CopyStatus
+    from actors.settings import ReplicationConfig
     from broker.config import Config
+    from broker.finding import Severity
     from broker.metrics import Metrics
     from storage.base import Store
     from storage.replication.carry import Objects
+    from storage.replication.object_store import BlockingObjectStore
 
 #: A start fails if the object store has not responded within ``replication.timeout_s`` times this.
 START_TIMEOUTS = 4
 #: Report a copy with more lag than this, in seconds.
 LATE_S = 60.0
+#: Report a base that is older than ``replication.base_every_h`` times this.
+LATE_BASES = 2
 
 
 def open_objects(url: str, timeout_s: float) -> Objects:
     """Return the objects below a URL. Raises StoreUnusable: it cannot be used, or the library is not installed."""
-    try:
+    with _needs_library():
         from storage.replication.object_store import ObjectStore  # here, since it is an extra
+    return ObjectStore.open(url, timeout_s=timeout_s)
+
+
+def open_for_backups(url: str, timeout_s: float) -> BlockingObjectStore:
+    """Do ``open_objects`` for a command that blocks."""
+    with _needs_library():
+        from storage.replication.object_store import BlockingObjectStore
+    return BlockingObjectStore.open(url, timeout_s=timeout_s, repeats=True)
+
+
+@contextmanager
+def _needs_library() -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:
         raise StoreUnusable(
-            "replication needs obstore, which is not installed",
+            "an object store needs obstore, which is not installed",
             hint='install the extra: pip install "plainsong-server[replication]"',
         ) from error
-    return ObjectStore.open(url, timeout_s=timeout_s)
 
 
 def outbox_of(config: Config) -> Outbox | None:
@@ -104,6 +123,7 @@ def add_copy_gauges(metrics: Metrics, copy: SecondCopy) -> None:
         "The last commit that survives the loss of the directory; absent while there is no complete base.",
         lambda status: status.counted,
     )
+    reads("lag_commits", "Commits that are not in the object store.", lambda status: status.lag_commits)
     reads("lag_bytes", "Bytes of commits that are not in the object store.", lambda status: status.lag_bytes)
     reads("lag_seconds", "Age of the oldest commit that is not in the object store.", lambda status: status.lag_s)
     reads(
@@ -111,17 +131,51 @@ def add_copy_gauges(metrics: Metrics, copy: SecondCopy) -> None:
         "When the last complete base was made, in seconds since 1970; absent without one.",
         lambda status: None if status.base is None else status.base_ms / 1000,
     )
+    reads(
+        "oldest_timestamp_seconds",
+        "The earliest moment that can be restored, in seconds since 1970; absent while that is unknown.",
+        lambda status: None if status.oldest_ms is None else status.oldest_ms / 1000,
+    )
+    reads(
+        "upload_timestamp_seconds",
+        "When the last segment of the log was stored, in seconds since 1970; absent before the first.",
+        lambda status: None if status.uploaded_ms is None else status.uploaded_ms / 1000,
+    )
+    reads(
+        "given_up",
+        "1 while commits were given up, so that later ones cannot be restored before a new base is complete.",
+        lambda status: status.given_up,
+    )
     reads("failing", "1 while the object store refuses access or does not answer.", lambda status: bool(status.error))
+    puts = Distributions(
+        "plainsong_replication_put_duration_seconds", "Time to write one object to the object store.", LATENCY_BUCKETS_S
+    )
+    metrics.registry.register(puts)
+    copy.puts.on_put = puts.of().observe
 
 
-def copy_findings(copy: SecondCopy) -> list[Finding]:
-    """Report a copy from which nothing can be restored yet, or that lags."""
+def copy_findings(copy: SecondCopy, settings: ReplicationConfig, now_ms: Callable[[], int] = _now_ms) -> list[Finding]:
+    """Report commits that cannot be restored, or only late, and an object store that does not answer."""
     status = copy.status
     why = _why(status.error)
+    if status.given_up:
+        text = f"Commits of the second copy were given up: later ones cannot be restored before a new base is complete{why}"
+        return [_finding("critical", text)]
     if status.counted is None:
-        text = f"The second copy has no complete base yet, so nothing can be restored from it{why}"
-        return [Finding("replication", "warning", "replication.to", text)]
+        return [
+            _finding("warning", f"The second copy has no complete base yet, so nothing can be restored from it{why}")
+        ]
     if status.lag_s > LATE_S:
-        text = f"The second copy is {status.lag_s:.0f} s behind{why}"
-        return [Finding("replication", "critical", "replication.to", text)]
-    return []
+        return [_finding("critical", f"The second copy is {status.lag_s:.0f} s behind{why}")]
+    found = []
+    age_h = (now_ms() - status.base_ms) / 3_600_000
+    if age_h > LATE_BASES * settings.base_every_h:
+        text = f"The last base of the second copy is {age_h:.0f} h old, so a restore reads the log of that time"
+        found.append(_finding("warning", text))
+    if status.error:
+        found.append(_finding("warning", f"The second copy cannot be written{why}"))
+    return found
+
+
+def _finding(severity: Severity, text: str) -> Finding:
+    return Finding("replication", severity, "replication.to", text, link="/console")

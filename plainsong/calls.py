@@ -254,6 +254,11 @@ def attention() -> Call[list[FindingRow]]:
     return Call(Request("GET", "/v1/attention"), _objects)
 
 
+def replication() -> Call[dict[str, Any]]:
+    """``GET /v1/replication``."""
+    return Call(Request("GET", "/v1/replication"), _dict)
+
+
 def events_path(namespace: str, topics: Iterable[str], kinds: Iterable[str]) -> str:
     """``GET /v1/events`` of these topics, each ``topic`` or ``namespace:topic``; no kinds: all, topics if there are some.
 

@@ -17,6 +17,8 @@ import trio
 from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
 from broker.command.copy import CopyReport
 from broker.command.options import leaves, load_settings, time_ms, until_ctrl_c
+from broker.command.replica import check_copy, restore_from, show_bases
+from broker.replication import open_for_backups
 from broker.stores import StoreUrl, open_named
 from broker.tls import FileUnusable
 from plainsong.cli import output
@@ -28,7 +30,8 @@ from plainsong.cli.output import counted, echo_json, note, show_bytes, show_coun
 from plainsong.protocol.errors import InvalidName, NotFound, PlainsongError
 from plainsong.protocol.names import TopicName, topic_name
 from plainsong.protocol.paging import pages
-from storage.backup.folder import BackupFolder, DamagedManifest, Verified, objects_of
+from storage.backup.files import LocalFiles, StoredFiles
+from storage.backup.folder import BackupFolder, DamagedManifest, HoldsCopy, Verified, objects_of
 from storage.backup.objects import DamagedObject
 from storage.base import Deposed, StoreError, StoreUnusable
 from storage.copy_parts import BACKUP_ORIGIN, copy_row
@@ -38,9 +41,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from plainsong.cli.connection import Where
+    from storage.backup.files import BackupFiles
     from storage.hbase.settings import HBaseConfig
 
-_FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+#: Limit of a request to an object store, unless it is given.
+TIMEOUT_S = 30.0
+_FOLDER = click.argument("folder", metavar="DIR")
+_TIMEOUT = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1),
+    default=TIMEOUT_S,
+    show_default=True,
+    help="Seconds per request to an object store.",
+)
+#: The beginnings of places that are no folders of this machine.
+_REMOTE = ("s3://", "gs://", "az://")
+_FILE = "file:"
 #: Attempts to read a page whose rows change while it is read, on a store without snapshots.
 _LISTINGS = 20
 #: Compressing keeps a core busy that a daemon on the same machine may need.
@@ -51,10 +68,40 @@ NICE = 10
 def backup() -> None:
     """Back up a running deployment; verify, restore and remove backups.
 
-    DIR holds any number of backups, which share identical data. Only `create`
-    needs a daemon. A backup contains no tokens, grants or keys, but every
-    message, so only its owner can read DIR.
+    DIR holds any number of backups, which share identical data. It is a folder,
+    or a prefix of its own in an object store: s3://bucket/prefix, gs://…,
+    az://container/prefix. Credentials come from the environment, as for
+    `plainsong replica`. Where DIR holds the second copy of a daemon, `list`,
+    `verify` and `restore` work, as those of `replica`.
+
+    Only `create` needs a daemon. A backup contains no tokens, grants or keys,
+    but every message, so only its owner can read a folder.
     """
+
+
+def _files(place: str, timeout_s: float) -> BackupFiles:
+    """Return the files below a folder or URL. Raises StoreUnusable."""
+    if place.startswith(_REMOTE):
+        return StoredFiles(open_for_backups(place, timeout_s), place)
+    path = Path(place.removeprefix(_FILE))
+    if place.startswith(_FILE) and not path.is_absolute():
+        raise StoreUnusable(f"{place} is not file:/path", hint="give an absolute path, or a folder without file:")
+    return LocalFiles(path)
+
+
+def _open(place: str, timeout_s: float) -> BackupFolder | None:
+    """Open a folder of backups; None if it holds a second copy. Raises CommandFailed."""
+    with _said():
+        try:
+            return BackupFolder.open(_files(place, timeout_s))
+        except HoldsCopy:
+            return None
+
+
+def _copy_url(place: str) -> str:
+    if place.startswith(_REMOTE):
+        return place
+    return f"{_FILE}{Path(place.removeprefix(_FILE)).absolute()}"
 
 
 # --- create ----------------------------------------------------------------------------------------
@@ -65,13 +112,14 @@ def backup() -> None:
     examples=[
         "plainsong backup create /backup/plainsong",
         "plainsong backup create --url http://h1:7420 /backup --json",
+        "plainsong backup create s3://bucket/backups",
     ],
 )
 @_FOLDER
 @click.option("--without-damaged", is_flag=True, help="Leave out what cannot be read, and list it.")
 @json_option
 @where_options
-def create(folder: Path, without_damaged: bool, as_json: bool, where: Where) -> None:
+def create(folder: str, without_damaged: bool, as_json: bool, where: Where) -> None:
     """Back up everything, while the daemon serves.
 
     The backup contains every publish acknowledged before it began. Only data
@@ -83,7 +131,7 @@ def create(folder: Path, without_damaged: bool, as_json: bool, where: Where) -> 
     """
     os.nice(NICE)
     with _said():
-        kept = BackupFolder.make(folder)
+        kept = BackupFolder.make(_files(folder, where.timeout_s or TIMEOUT_S))
         # One instance holds the cut.
         with kept.locked(), replace(where, urls=where.urls[:1]).client() as client:
             cut = HeldCut(client, without_damaged=without_damaged)
@@ -137,6 +185,7 @@ class Making:
         self._new_objects = self._new_bytes = self._messages = self._bytes = self._objects = 0
         #: Digests of stored objects, from the last backup; other objects are read and checked before they are reused.
         self._digests = _digests(folder)
+        self._stored = folder.stored()
 
     def manifest(self) -> dict[str, Any]:
         """Write the objects, and return the manifest for the caller to write. Raises PlainsongError, OSError."""
@@ -207,16 +256,17 @@ class Making:
     def _fetch(self, entry: dict[str, Any]) -> bool:
         """Write an object unless it exists, and record its file's digest. False if its rows have changed since."""
         name = entry["sha256"]
-        digest = self._digests.get(name) if self._folder.has(name) else None
-        digest = digest or self._folder.digest(name)
-        if digest is not None:
-            entry["kept"] = digest
-            return True
+        if name in self._stored:
+            digest = self._digests.get(name) or self._folder.digest(name)
+            if digest is not None:
+                entry["kept"] = digest
+                return True
         try:
             data = self._cut.object(name)
         except NotFound:
             return False
-        entry["kept"] = self._folder.put(name, data)
+        entry["kept"] = self._digests[name] = self._folder.put(name, data)
+        self._stored.add(name)
         self._new_objects += 1
         self._new_bytes += len(data)
         return True
@@ -235,14 +285,19 @@ def _digests(folder: BackupFolder) -> dict[str, str]:
 
 @backup.command(name="list", cls=Verb, examples=["plainsong backup list /backup/plainsong"])
 @_FOLDER
+@_TIMEOUT
 @json_option
-def list_backups(folder: Path, as_json: bool) -> None:
+def list_backups(folder: str, timeout_s: float, as_json: bool) -> None:
     """Show the complete backups in DIR, oldest first.
 
     Exits with 1 if a manifest cannot be read.
     """
+    kept = _open(folder, timeout_s)
+    if kept is None:
+        show_bases(_copy_url(folder), timeout_s, as_json=as_json)
+        return
     with _said():
-        manifests, damaged = BackupFolder.open(folder).manifests()
+        manifests, damaged = kept.manifests()
     if as_json:
         fields = ("id", "createdMs", "cutMs", "store", "version", "sha256")
         shown = [
@@ -291,14 +346,19 @@ def _sum(manifest: Mapping[str, Any], field: str) -> int:
 @_FOLDER
 @click.option("--id", "backup_id", metavar="ID", help="Backup to use; default: the newest.")
 @click.option("--deep", is_flag=True, help="Also parse every row.")
+@_TIMEOUT
 @json_option
-def verify(folder: Path, backup_id: str | None, deep: bool, as_json: bool) -> None:
+def verify(folder: str, backup_id: str | None, deep: bool, timeout_s: float, as_json: bool) -> None:
     """Read every object of a backup, and list what is missing or damaged.
 
     Exits with 1 if anything is.
     """
+    kept = _open(folder, timeout_s)
+    if kept is None:
+        _refuse(folder, {"--id": backup_id})
+        check_copy(_copy_url(folder), timeout_s, deep=deep, as_json=as_json)
+        return
     with _said():
-        kept = BackupFolder.open(folder)
         wanted = backup_id or kept.last_id()
         manifest: Mapping[str, Any] = {"id": wanted, "topics": (), "service": (), "metadata": ()}
         try:
@@ -341,8 +401,9 @@ def _held(topic: str | None, messages: int, from_ms: int | None, to_ms: int | No
 @_FOLDER
 @click.option("--keep", "keep_ms", type=Length(0.001), metavar="TIME", help="Keep backups younger than this, e.g. 7d.")
 @click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep this many of the newest.")
+@_TIMEOUT
 @json_option
-def prune(folder: Path, keep_ms: int | None, keep_last: int | None, as_json: bool) -> None:
+def prune(folder: str, keep_ms: int | None, keep_last: int | None, timeout_s: float, as_json: bool) -> None:
     """Remove old backups, then the objects that no other backup uses.
 
     A backup stays if either option keeps it. The newest backup and the newest
@@ -352,7 +413,7 @@ def prune(folder: Path, keep_ms: int | None, keep_last: int | None, as_json: boo
     if keep_ms is None and keep_last is None:
         raise CommandFailed("say which backups to keep", hint="--keep 7d, or --keep-last 10", code=Exit.USAGE)
     with _said():
-        kept = BackupFolder.open(folder)
+        kept = BackupFolder.open(_files(folder, timeout_s))
         with kept.locked():
             done = kept.prune(keep_last or 1, None if keep_ms is None else _now_ms() - keep_ms)
     if as_json:
@@ -388,9 +449,10 @@ def prune(folder: Path, keep_ms: int | None, keep_last: int | None, as_json: boo
 @click.option("--as", "renamed", metavar="NS:TOPIC", help="New name of the one topic restored.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Read storage.hbase from this TOML file.")
 @click.option("--progress/--no-progress", "shown", default=None, help="Show progress; default: on a terminal.")
+@_TIMEOUT
 @json_option
 def restore(
-    folder: Path,
+    folder: str,
     topics: tuple[str, ...],
     target: str,
     backup_id: str | None,
@@ -399,6 +461,7 @@ def restore(
     renamed: str | None,
     file: Path | None,
     shown: bool | None,
+    timeout_s: float,
     as_json: bool,
 ) -> None:
     """Restore a backup into a store that a daemon can serve.
@@ -427,8 +490,12 @@ def restore(
     if name is not None and len(chosen or ()) != 1:
         raise CommandFailed("--as renames one topic", hint="name the topic to restore", code=Exit.USAGE)
     request = RestoreRequest(None if at is None else time_ms("--at", at), chosen, name)
+    kept = _open(folder, timeout_s)
+    if kept is None:
+        _refuse(folder, {"the names of topics": topics, "--id": backup_id, "--as": renamed})
+        restore_from(_copy_url(folder), target, at, None, now, timeout_s, as_json=as_json)
+        return
     with _said():
-        kept = BackupFolder.open(folder)
         manifest = kept.manifest(backup_id or kept.last_id())
         _refuse_damaged(manifest, kept, request)
         _warn_of_left_out(manifest)
@@ -512,6 +579,17 @@ def _refuse_damaged(manifest: Mapping[str, Any], kept: BackupFolder, request: Re
 
 
 # --- shared ----------------------------------------------------------------------------------------
+
+
+def _refuse(folder: str, given: Mapping[str, object]) -> None:
+    """Raise CommandFailed if there are options that a second copy has no use for."""
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        raise CommandFailed(
+            f"{folder} holds a second copy, which is read as a whole",
+            hint=f"leave out {' and '.join(wrong)}",
+            code=Exit.USAGE,
+        )
 
 
 @contextmanager

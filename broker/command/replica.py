@@ -7,12 +7,13 @@ import time
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
 import trio
 
-from actors.restoring_copy import refuse_late_clock, restore_copy
+from actors.restoring_copy import compare_bases, refuse_late_clock, restore_copy
 from actors.second_copy import leave_copy
 from broker.command.options import leaves, load_settings, setting_options, time_ms, until_ctrl_c
 from broker.replication import open_objects
@@ -30,6 +31,7 @@ from storage.threaded import in_thread
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from actors.restoring_copy import ComparedBases
     from storage.replication.carry import Objects
 
 _URL = click.argument("url", metavar="URL")
@@ -44,9 +46,10 @@ _SCRATCH = {"replayed", "backup", "store"}
 def replica() -> None:
     """Check and restore the second copy in an object store.
 
-    URL is that of replication.to: s3://bucket/prefix or file:/path. Credentials,
-    region and endpoint of S3 come from the environment (AWS_ACCESS_KEY_ID,
-    AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT). Only `leave` changes the
+    URL is that of replication.to: s3://bucket/prefix, gs://bucket/prefix,
+    az://container/prefix or file:/path. Credentials, region and endpoint come
+    from the environment (for S3 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+    AWS_REGION, AWS_ENDPOINT; or GOOGLE_…, AZURE_STORAGE_…). Only `leave` changes the
     copy, and only `leave` needs the daemon to be stopped.
     """
 
@@ -64,6 +67,11 @@ def status(url: str, timeout_s: float, as_json: bool) -> None:
     Exits with 1 if there is none, since then nothing can be restored. The
     metrics of the daemon and `GET /v1/replication` show how far its log reaches.
     """
+    show_bases(url, timeout_s, as_json=as_json)
+
+
+def show_bases(url: str, timeout_s: float, *, as_json: bool) -> None:
+    """Print the bases of a copy. Raises Exit if there is none."""
 
     async def look(objects: Objects) -> None:
         store, bases = await store_of(objects), await bases_of(objects)
@@ -86,18 +94,41 @@ def status(url: str, timeout_s: float, as_json: bool) -> None:
 # --- verify ----------------------------------------------------------------------------------------
 
 
-@replica.command(cls=Verb, examples=["plainsong replica verify s3://bucket/plainsong"])
+@replica.command(
+    cls=Verb,
+    examples=["plainsong replica verify s3://bucket/plainsong", "plainsong replica verify file:/mnt/copy --deep"],
+)
 @_URL
+@click.option("--deep", is_flag=True, help="Also compare each base with the replay from the one before.")
+@click.option(
+    "--scratch",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    metavar="DIR",
+    help="With --deep: where to put two stores for its duration; default: the system's.",
+)
 @_TIMEOUT
 @json_option
-def verify(url: str, timeout_s: float, as_json: bool) -> None:
+def verify(url: str, deep: bool, scratch: Path | None, timeout_s: float, as_json: bool) -> None:
     """Read every base and the log after the oldest, and check all of it.
+
+    With --deep it also replays the log from each base to the next, and compares
+    the rows. It needs free space for twice the store.
 
     Exits with 1 if something is missing or damaged, or if there is no base.
     """
+    check_copy(url, timeout_s, deep=deep, scratch=scratch, as_json=as_json)
+
+
+def check_copy(url: str, timeout_s: float, *, deep: bool, scratch: Path | None = None, as_json: bool) -> None:
+    """Read a copy, and print the result. Raises Exit if it is damaged."""
 
     async def look(objects: Objects) -> None:
         found = await verify_copy(objects)
+        compared: ComparedBases | None = None
+        if deep and found.ok:
+            with TemporaryDirectory(prefix="plainsong-verify-", dir=scratch) as folder:
+                compared = await compare_bases(objects, Path(folder))
+            found.problems += compared.problems
         last = None if found.end is None else found.end.commit
         if as_json:
             echo_json(
@@ -110,6 +141,7 @@ def verify(url: str, timeout_s: float, as_json: bool) -> None:
                     "last": last,
                     "gapsAfter": found.gaps,
                     "problems": found.problems,
+                    **({} if compared is None else {"equalBases": compared.equal, "aloneBases": compared.alone}),
                 }
             )
         else:
@@ -117,6 +149,9 @@ def verify(url: str, timeout_s: float, as_json: bool) -> None:
                 click.echo(f"damaged  {problem}")
             for gap in found.gaps:
                 click.echo(f"gap      after commit {gap}; the log continues from a later base")
+            if compared is not None:
+                same = counted(len(compared.equal), "base")
+                click.echo(f"replayed the log; {same} compared with it equal it")
             read = f"{counted(len(found.bases), 'base')}, {counted(found.segments, 'segment')}"
             verdict = "complete and undamaged" if found.ok else "DAMAGED"
             verdict = verdict if found.bases else "NO complete base"
@@ -156,6 +191,13 @@ def restore(
     assigned twice. Needs free space for three times the store, next to DIR.
     After an interruption, run the same command again: it starts over.
     """
+    restore_from(url, target, at, commit, now, timeout_s, as_json=as_json)
+
+
+def restore_from(
+    url: str, target: str, at: str | None, commit: int | None, now: str | None, timeout_s: float, *, as_json: bool
+) -> None:
+    """Restore a copy, and print the result. Raises CommandFailed."""
     kind, _, place = target.partition(":")
     if kind != "leveldb" or not place:
         raise CommandFailed(f"--to {target!r} is not leveldb:DIR", code=Exit.USAGE)

@@ -24,8 +24,8 @@ from plainsong.cli.machine import (
     survives,
 )
 from plainsong.cli.options import show_length
-from plainsong.cli.output import coloured, echo_json, echo_lines, show_seconds
-from plainsong.protocol.errors import PlainsongError
+from plainsong.cli.output import coloured, counted, echo_json, echo_lines, show_seconds
+from plainsong.protocol.errors import NotFound, PlainsongError
 
 if TYPE_CHECKING:
     from plainsong.cli.connection import Where
@@ -70,6 +70,7 @@ def examine(where: Where, data_dir: str | None, *, no_daemon: bool) -> Examinati
     if any(each.answers for each in found):
         findings += look_at_times(where)
         findings += look_at_attention(where)
+        findings += look_at_copy(where)
     store = next((each.store for each in found if each.answers), "")
     directory = None
     trust: Trust | None = None
@@ -194,6 +195,24 @@ def look_at_times(where: Where) -> list[Finding]:
         hint = "its clock went back; ids keep rising, times do not advance until the clock has caught up"
         findings.append(Finding("clock history", "warning", says, hint))
     return findings
+
+
+def look_at_copy(where: Where) -> list[Finding]:
+    """Says how far the second copy of the store is, and how long its object store takes for a write."""
+    try:
+        with where.client() as client:
+            found = run_call(client, calls.replication())
+    except NotFound:
+        return []  # an earlier version
+    except PlainsongError as error:
+        return [Finding("second copy", "warning", one_line(error.detail), one_line(error.hint))]
+    if found["role"] == "none":
+        return []
+    says = f"{found['to']}: epoch {found['epoch']}, {counted(found['lagCommits'], 'commit')} behind"
+    if found["puts"]:
+        half, most = (show_seconds(found[name] / 1000) for name in ("putP50Ms", "putP99Ms"))
+        says += f"; a write takes {half} (p99 {most}, of {found['puts']}), and never replaces an object"
+    return [Finding("second copy", "ok", one_line(says))]
 
 
 def look_at_attention(where: Where) -> list[Finding]:

@@ -1,20 +1,18 @@
-"""A folder of backups: objects by name, and a manifest for each backup, written last.
+"""A folder of backups, on this machine or in an object store: objects by name, and a manifest for each, written last.
 
     FORMAT                       {"format":1}
     objects/ab/<sha256>          an object, as one zlib stream
     backups/<id>.json            a manifest: the topics, their objects, and its own digest
     lock                         held while backups are made or removed
 
-An object is written to a temporary file, synced and renamed, so it is complete or absent; likewise a manifest, once all
-of its objects are stored. A ``create`` that is killed leaves objects that the next one finds.
+A file is complete or absent (see ``storage.backup.files``), and a manifest is written once all of its objects are
+stored. A ``create`` that is killed leaves objects that the next one finds.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import re
 from collections import OrderedDict
 from contextlib import contextmanager
@@ -24,17 +22,20 @@ from typing import TYPE_CHECKING, Any
 from plainsong.protocol.keys import DamagedRow, parse_message_key, parse_payload_key
 from plainsong.protocol.rows import decode_row
 from storage.backup.objects import DamagedObject, compress, decode_rows, decompress, name_of
-from storage.base import StoreInUse, StoreTooNew, StoreUnusable
-from storage.directory import replace_file, sync_directory
+from storage.base import StoreError, StoreTooNew, StoreUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
 
+    from storage.backup.files import BackupFiles
     from storage.base import Row
 
 FORMAT = 1
 FORMAT_NAME = "FORMAT"
+OBJECTS = "objects"
+BACKUPS = "backups"
+#: Objects removed between two checks of the lock.
+REMOVED_AT_ONCE = 1000
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 #: Number of objects that a reader keeps decoded: a step of a restore may end within an object.
@@ -113,93 +114,95 @@ class Pruned:
         return {"removed": self.removed, "objects": self.objects, "bytes": self.bytes, "damaged": damaged}
 
 
-class BackupFolder:
-    """A folder of backups on this machine. Methods block."""
+class HoldsCopy(StoreUnusable):
+    """The place holds a second copy of a store, not backups."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._objects = path / "objects"
-        self._backups = path / "backups"
+
+class BackupFolder:
+    """A folder of backups. Methods block, and raise OSError or StoreError if a file cannot be read or written."""
+
+    def __init__(self, files: BackupFiles) -> None:
+        self.files = files
+        self._check_lock: Callable[[], None] = lambda: None
         self._decoded: OrderedDict[str, list[Row]] = OrderedDict()
 
     @classmethod
-    def make(cls, path: Path) -> BackupFolder:
-        """Return the folder; create it, for its owner only, if necessary. Raises StoreUnusable."""
-        folder = cls(path)
-        if (path / FORMAT_NAME).exists():
-            return cls.open(path)
+    def make(cls, files: BackupFiles) -> BackupFolder:
+        """Return the folder; create it, for its owner only, if necessary. Raises StoreUnusable, StoreError."""
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if any(each.name != "lock" for each in path.iterdir()):
-                raise StoreUnusable(f"{path} has files and is not a folder of backups", hint="name an empty directory")
-            path.chmod(0o700)
-            folder._objects.mkdir(exist_ok=True)
-            folder._backups.mkdir(exist_ok=True)
-            replace_file(path / FORMAT_NAME, canonical({"format": FORMAT}))
+            if _format_of(files) is None:
+                files.make(FORMAT_NAME, canonical({"format": FORMAT}))
         except OSError as error:
-            raise StoreUnusable(f"{path} cannot be made a folder of backups: {error.strerror}") from error
-        return folder
+            raise StoreUnusable(f"{files.shown} cannot be made a folder of backups: {error.strerror}") from error
+        return cls.open(files)
 
     @classmethod
-    def open(cls, path: Path) -> BackupFolder:
-        """Open an existing folder. Raises StoreUnusable, StoreTooNew."""
+    def open(cls, files: BackupFiles) -> BackupFolder:
+        """Open an existing folder. Raises HoldsCopy, StoreUnusable, StoreTooNew, StoreError."""
         try:
-            text = (path / FORMAT_NAME).read_bytes()
+            text = _format_of(files)
         except OSError as error:
+            raise StoreUnusable(f"{files.shown} cannot be read: {error.strerror}") from error
+        if text is None:
             raise StoreUnusable(
-                f"{path} is not a folder of backups: it has no FORMAT", hint="`plainsong backup create` makes one"
-            ) from error
+                f"{files.shown} is not a folder of backups: it has no FORMAT",
+                hint="`plainsong backup create` makes one",
+            )
         try:
-            number = json.loads(text)["format"]
+            found = json.loads(text)
+            number, is_copy = found["format"], "store" in found
         except (ValueError, KeyError, TypeError):
-            number = None
+            number, is_copy = None, False
+        if is_copy:
+            raise HoldsCopy(
+                f"{files.shown} holds a second copy, which only its daemon writes",
+                hint="list, verify and restore work here; for backups name another prefix",
+            )
         if type(number) is int and number > FORMAT:
-            raise StoreTooNew(f"{path} has format {number}; this version reads {FORMAT}", hint="use a newer plainsong")
+            raise StoreTooNew(
+                f"{files.shown} has format {number}; this version reads {FORMAT}", hint="use a newer plainsong"
+            )
         if text != canonical({"format": FORMAT}):
-            raise StoreUnusable(f"{path / FORMAT_NAME} is damaged: it says {text[:40]!r}")
-        return cls(path)
+            raise StoreUnusable(f"FORMAT in {files.shown} is damaged: it says {text[:40]!r}")
+        return cls(files)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from making or removing backups here. Raises StoreInUse."""
-        lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        """Keep other processes from making or removing backups here. Raises StoreInUse, StoreError."""
+        with self.files.locked() as check:
+            self._check_lock = check
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise StoreInUse(f"another process makes or removes backups in {self.path}") from error
-            yield
-        finally:
-            os.close(lock)
+                yield
+            finally:
+                self._check_lock = lambda: None
 
     # --- objects -------------------------------------------------------------------------------
 
-    def has(self, name: str) -> bool:
-        """True if an object exists; it may be damaged."""
-        return self._place(name).exists()
+    def stored(self) -> set[str]:
+        """Return the names of all objects; some may be damaged."""
+        found = (name.rpartition("/")[2] for name in self.files.sizes(OBJECTS))
+        return {name for name in found if _DIGEST.fullmatch(name)}
 
     def digest(self, name: str) -> str | None:
-        """Read an object and return the digest of its file; None if it is missing or damaged. Raises OSError."""
+        """Read an object and return the digest of its file; None if it is missing or damaged."""
         try:
-            kept = self._place(name).read_bytes()
+            kept = self.files.get(_place(name))
             decompress(kept, name)
         except (FileNotFoundError, DamagedObject):
             return None
         return name_of(kept)
 
     def put(self, name: str, data: bytes) -> str:
-        """Store an object, durably; return the digest of its file. Raises DamagedObject: the name is wrong; OSError."""
+        """Store an object, durably; return the digest of its file. Raises DamagedObject: the name is wrong."""
         if name_of(data) != name:
             raise DamagedObject(f"object {name} arrived with bytes that do not match its name")
-        place = self._place(name)
-        place.parent.mkdir(exist_ok=True)
         kept = compress(data)
-        replace_file(place, kept)
+        self.files.put(_place(name), kept)
         return name_of(kept)
 
     def get(self, name: str) -> bytes:
         """Return an object's bytes, checked. Raises DamagedObject; FileNotFoundError."""
-        return decompress(self._place(name).read_bytes(), name)
+        return decompress(self.files.get(_place(name)), name)
 
     def rows(self, name: str) -> list[Row]:
         """Return an object's rows; caches the last few objects. Raises DamagedObject, also for a missing one."""
@@ -214,20 +217,21 @@ class BackupFolder:
                 self._decoded.popitem(last=False)
         return found
 
-    def _place(self, name: str) -> Path:
-        return self._objects / name[:2] / name
-
     # --- manifests -----------------------------------------------------------------------------
 
     def ids(self) -> list[str]:
         """Return the ids of complete backups, oldest first."""
-        return sorted(each.stem for each in self._backups.glob("*.json") if _ID.fullmatch(each.stem))
+        found = (name.removeprefix(f"{BACKUPS}/") for name in self.files.sizes(BACKUPS))
+        ids = (name.removesuffix(".json") for name in found if name.endswith(".json"))
+        return sorted(each for each in ids if _ID.fullmatch(each))
 
     def last_id(self) -> str:
         """Return the id of the newest backup. Raises StoreUnusable: there is none."""
         ids = self.ids()
         if not ids:
-            raise StoreUnusable(f"{self.path} has no complete backup", hint="`plainsong backup create` makes one")
+            raise StoreUnusable(
+                f"{self.files.shown} has no complete backup", hint="`plainsong backup create` makes one"
+            )
         return ids[-1]
 
     def manifest(self, backup_id: str) -> dict[str, Any]:
@@ -235,10 +239,10 @@ class BackupFolder:
         if not _ID.fullmatch(backup_id):
             raise StoreUnusable(f"{backup_id!r} is not the id of a backup", hint="`plainsong backup list` shows them")
         try:
-            text = (self._backups / f"{backup_id}.json").read_bytes()
+            text = self.files.get(_manifest(backup_id))
         except FileNotFoundError as error:
             raise StoreUnusable(
-                f"{self.path} has no backup {backup_id}", hint="`plainsong backup list` shows them"
+                f"{self.files.shown} has no backup {backup_id}", hint="`plainsong backup list` shows them"
             ) from error
         try:
             found = json.loads(text)
@@ -270,9 +274,17 @@ class BackupFolder:
         return found, unreadable
 
     def put_manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Complete a backup: from now on it exists. Returns the manifest with its digest. Raises OSError."""
+        """Complete a backup: from now on it exists. Returns the manifest with its digest. Raises StoreInUse."""
         complete = sealed({**manifest, "complete": True})
-        replace_file(self._backups / f"{manifest['id']}.json", canonical(complete))
+        name = _manifest(manifest["id"])
+        self._check_lock()
+        self.files.put(name, canonical(complete))
+        try:
+            # While this process was stopped, another may have taken the lock and removed objects.
+            self._check_lock()
+        except (StoreError, StoreUnusable):
+            self.files.remove([name])
+            raise
         return complete
 
     # --- verifying and removing ----------------------------------------------------------------
@@ -301,22 +313,27 @@ class BackupFolder:
             seen.add(name)
             found.objects += 1
             on_object(entry["bytes"])
-            if not self.has(name):
+            try:
+                why = self._fault(entry, deep=deep)
+            except FileNotFoundError:
                 found.missing.append(name)
-            elif why := self._fault(entry, deep=deep):
+                continue
+            if why:
                 messages = entry["rows"] if entry.get("table") == "messages" else 0
                 found.damaged.append(Damage(name, topic, entry["fromMs"], entry["toMs"], messages, why))
         return found
 
     def _fault(self, entry: Mapping[str, Any], *, deep: bool) -> str:
-        """Return what is wrong with an object; empty if nothing."""
+        """Return what is wrong with an object; empty if nothing. Raises FileNotFoundError."""
         name = entry["sha256"]
         try:
-            kept = self._place(name).read_bytes()
+            kept = self.files.get(_place(name))
             data = decompress(kept, name)
             rows = decode_rows(data)
         except DamagedObject as error:
             return error.detail
+        except FileNotFoundError:
+            raise
         except OSError as error:
             return f"it cannot be read: {error.strerror}"
         if name_of(kept) != entry["kept"]:
@@ -333,7 +350,8 @@ class BackupFolder:
         Args:
           keep_last: keep this many of the newest readable ones, and the newest that left nothing out.
           since_ms: also keep those with a later cut.
-        Raises OSError.
+        Raises:
+          StoreInUse: another process has taken the lock.
         """
         manifests, damaged = self.manifests()
         whole = [each for each, manifest in manifests.items() if not manifest.get("leftOut")]
@@ -343,9 +361,8 @@ class BackupFolder:
             for each, manifest in manifests.items()
             if each not in newest and (since_ms is None or manifest["cutMs"] < since_ms)
         ]
-        for each in gone:
-            (self._backups / f"{each}.json").unlink()
-        sync_directory(self._backups)
+        self._check_lock()
+        self.files.remove([_manifest(each) for each in gone])
         done = Pruned(gone, damaged=damaged)
         kept = {
             entry["sha256"]
@@ -353,12 +370,33 @@ class BackupFolder:
             if each not in gone
             for _, entry in objects_of(manifest)
         }
-        for shelf in sorted(self._objects.iterdir()):
-            for place in sorted(shelf.iterdir()):
-                if place.name not in kept and not (damaged and _DIGEST.fullmatch(place.name)):
-                    done.objects, done.bytes = done.objects + 1, done.bytes + place.stat().st_size
-                    place.unlink()
+        sizes = self.files.sizes(OBJECTS)
+        unused = [
+            place
+            for place in sizes
+            if (name := place.rpartition("/")[2]) not in kept and not (damaged and _DIGEST.fullmatch(name))
+        ]
+        for at in range(0, len(unused), REMOVED_AT_ONCE):
+            some = unused[at : at + REMOVED_AT_ONCE]
+            self._check_lock()
+            self.files.remove(some)
+            done.objects, done.bytes = done.objects + len(some), done.bytes + sum(sizes[each] for each in some)
         return done
+
+
+def _format_of(files: BackupFiles) -> bytes | None:
+    try:
+        return files.get(FORMAT_NAME)
+    except FileNotFoundError:
+        return None
+
+
+def _place(name: str) -> str:
+    return f"{OBJECTS}/{name[:2]}/{name}"
+
+
+def _manifest(backup_id: str) -> str:
+    return f"{BACKUPS}/{backup_id}.json"
 
 
 def objects_of(

@@ -1,9 +1,9 @@
-"""The object store that holds a commit log: S3 and its kin, a local folder, or memory, all through obstore.
+"""The object store that holds a commit log or backups: S3 and its kin, GCS, Azure, a local folder, or memory.
 
 The only home of obstore. It is not installed with every daemon, so only what uses an object store imports this module.
 
-obstore waits and retries inside native code, so its calls run in threads, and it does not retry: the protocol needs to
-see each lost answer. It answers a refused condition with an error of its own; any other error of a write leaves the
+obstore waits inside native code, so a daemon's calls run in threads. There it does not retry: the protocol needs to see
+each lost answer. Of the commands for backups, which write each object unconditionally, it repeats requests. It answers a refused condition with an error of its own; any other error of a write leaves the
 outcome unknown, since the request may have arrived.
 """
 
@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
@@ -26,7 +26,7 @@ from obstore.exceptions import (
     PreconditionError,
     UnauthenticatedError,
 )
-from obstore.store import LocalStore, MemoryStore, S3Store
+from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
 
 from storage.base import StoreUnusable
 from storage.directory import sync_directory
@@ -42,32 +42,35 @@ T = TypeVar("T")
 MAX_CALLS = 16
 #: A call that has not returned after this many times ``timeout_s`` is given up: the library's own bounds have failed.
 GIVE_UP = 3
+#: How often a request without an answer is repeated.
+REPETITIONS = 5
 #: Objects of one call to remove them.
 REMOVED_AT_ONCE = 1000
 #: Parts of the messages of refusals that the library reports as general errors.
 _REFUSALS = ("403 Forbidden", "401 Unauthorized", "SignatureDoesNotMatch", "InvalidAccessKeyId", "AccessDenied")
+_CREDENTIALS = "check the credentials in the environment, and their rights"
+_REMOTE: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 
 
-class ObjectStore:
-    """The objects below a prefix of an object store."""
+class BlockingObjectStore:
+    """The objects below a prefix of an object store. Methods block: for threads, and for commands."""
 
-    def __init__(self, store: LocalStore | MemoryStore | S3Store, timeout_s: float, root: Path | None = None) -> None:
+    def __init__(self, store: LocalStore | MemoryStore | S3Store | GCSStore | AzureStore, root: Path | None) -> None:
         """Internal: call ``open`` instead."""
         self._store = store
-        self._timeout_s = timeout_s
         self._root = root
         #: See ``carry.Objects``.
         self.can_exchange = root is None
-        self._calls = trio.CapacityLimiter(MAX_CALLS)
 
     @classmethod
-    def open(cls, url: str, *, timeout_s: float) -> Self:
+    def open(cls, url: str, *, timeout_s: float, repeats: bool = False) -> Self:
         """Return the objects below ``url``. Nothing is asked of the object store yet.
 
         Args:
-          url: ``s3://bucket/prefix``, ``file:/path`` or ``memory:``. Credentials, region and endpoint of S3 come from
-            the environment (``AWS_…``).
-          timeout_s: after which a request to S3 counts as unanswered.
+          url: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix``, ``file:/path`` or ``memory:``. Credentials,
+            region and endpoint come from the environment (``AWS_…``, ``GOOGLE_…``, ``AZURE_STORAGE_…``).
+          timeout_s: after which a request counts as unanswered.
+          repeats: repeat a request without an answer a few times.
         Raises:
           StoreUnusable: the URL is unknown or contains credentials, or the folder cannot be made.
         """
@@ -78,70 +81,33 @@ class ObjectStore:
                 hint="credentials and options come from the environment",
             )
         if parts.scheme == "memory":
-            return cls(MemoryStore(), timeout_s)
+            return cls(MemoryStore(), None)
         try:
             if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
                 root = Path(parts.path)
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                return cls(LocalStore(root), timeout_s, root)
-            if parts.scheme == "s3" and parts.netloc:
-                prefix = parts.path.strip("/")
+                return cls(LocalStore(root), root)
+            if parts.scheme in _REMOTE and parts.netloc:
+                prefix = parts.path.strip("/") or None
                 # Options of the client replace those of the environment.
                 is_plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
                 client = {"timeout": timedelta(seconds=timeout_s), "allow_http": is_plain}
-                retries = {"max_retries": 0}
-                store = S3Store(parts.netloc, prefix=prefix or None, client_options=client, retry_config=retries)  # type: ignore[arg-type]  # typed dicts
-                return cls(store, timeout_s)
+                span = timedelta(seconds=GIVE_UP * timeout_s)
+                retries = {"max_retries": REPETITIONS if repeats else 0, "retry_timeout": span}
+                kind = _REMOTE[parts.scheme]
+                store = kind(parts.netloc, prefix=prefix, client_options=client, retry_config=retries)
+                return cls(store, None)
         except (OSError, BaseError) as error:
             raise StoreUnusable(f"{url} cannot be used: {_kind(error)}") from error
-        raise StoreUnusable(f"{url} is not an object store", hint="s3://bucket/prefix or file:/path")
+        raise StoreUnusable(
+            f"{url} is not an object store", hint="s3://bucket/prefix, gs://…, az://container/prefix or file:/path"
+        )
 
-    async def get(self, name: str) -> Fetched | None:
+    def get(self, name: str) -> Fetched | None:
         """Read an object; None if it does not exist. Raises StoreError."""
-        return await self._in_thread(f"reading {name}", partial(self._get, name))
-
-    async def create(self, name: str, data: bytes) -> Verdict:
-        """Create an object if there is none. Raises ObjectStoreRefused."""
-        return await self._written(partial(self._put, name, data, "create"))
-
-    async def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
-        """Replace an object if it still has this version. Raises ObjectStoreRefused.
-
-        Raises:
-          StoreUnusable: a local folder cannot do this.
-        """
-        return await self._written(partial(self._put, name, data, etag))
-
-    async def names(self, prefix: str) -> list[str]:
-        """Return the names of the objects below ``prefix``, ascending. Raises StoreError."""
-        return await self._in_thread(f"listing {prefix}", partial(self._names, prefix))
-
-    async def remove(self, names: Sequence[str]) -> None:
-        """Remove objects; a missing one is not an error. Raises StoreError: some may have been removed."""
-        for at in range(0, len(names), REMOVED_AT_ONCE):
-            await self._in_thread("removing objects", partial(self._remove, names[at : at + REMOVED_AT_ONCE]))
-
-    async def _written(self, put: Callable[[], Verdict]) -> Verdict:
-        try:
-            return await self._in_thread("writing", put)
-        except ObjectStoreUnavailable:
-            return Verdict.UNKNOWN  # the call was given up, and may still take effect
-
-    async def _in_thread(self, doing: str, call: Callable[[], T]) -> T:
-        """Run a call in a thread. Raises ObjectStoreUnavailable: it does not return in time.
-
-        A cancelled caller leaves the thread to itself: for the protocol that is a lost answer, like any other.
-        """
-        with trio.move_on_after(GIVE_UP * self._timeout_s):
-            return await in_thread(call, abandon_on_cancel=True, limiter=self._calls)
-        raise ObjectStoreUnavailable(f"{doing}: no answer")
-
-    # --- in a thread -----------------------------------------------------------------------------
-
-    def _get(self, name: str) -> Fetched | None:
         try:
             found = obstore.get(self._store, name)
-            data, etag = bytes(found.bytes()), found.meta["e_tag"]
+            data, meta = bytes(found.bytes()), found.meta
             if self._root is not None:
                 # The writer may have died between creating the object and syncing it.
                 self._sync(self._root, name)
@@ -149,10 +115,35 @@ class ObjectStore:
             return None
         except (BaseError, OSError) as error:
             raise _failed(f"reading {name}", error) from error
-        return Fetched(data, etag or "")
+        return Fetched(data, meta[self._version] or "")
 
-    def _put(self, name: str, data: bytes, condition: Literal["create"] | str) -> Verdict:
-        mode = {"e_tag": condition} if condition != "create" else "create"
+    @property
+    def _version(self) -> Literal["e_tag", "version"]:
+        """What a replacement on condition names: GCS counts generations."""
+        return "version" if isinstance(self._store, GCSStore) else "e_tag"
+
+    def put(self, name: str, data: bytes) -> None:
+        """Create or replace an object. Raises StoreError: it is unknown whether it was."""
+        try:
+            obstore.put(self._store, name, data, use_multipart=False)
+            if self._root is not None:
+                self._sync(self._root, name)
+        except (BaseError, OSError) as error:
+            raise _failed(f"writing {name}", error) from error
+
+    def create(self, name: str, data: bytes) -> Verdict:
+        """Create an object if there is none. Raises ObjectStoreRefused."""
+        return self._put(name, data, "create")
+
+    def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
+        """Replace an object if it still has this version. Raises ObjectStoreRefused.
+
+        Raises:
+          StoreUnusable: a local folder cannot do this.
+        """
+        return self._put(name, data, {self._version: etag})
+
+    def _put(self, name: str, data: bytes, mode: Literal["create"] | dict[str, str]) -> Verdict:
         try:
             obstore.put(self._store, name, data, mode=mode, use_multipart=False)  # type: ignore[arg-type]  # a typed dict
             if self._root is not None:
@@ -168,11 +159,18 @@ class ObjectStore:
             return Verdict.UNKNOWN
         return Verdict.DONE
 
-    def _names(self, prefix: str) -> list[str]:
+    def sizes(self, prefix: str) -> list[tuple[str, int]]:
+        """Return the names of the objects below ``prefix``, ascending, with their sizes. Raises StoreError."""
         try:
-            return sorted(each["path"] for page in obstore.list(self._store, prefix) for each in page)
+            pages = obstore.list(self._store, prefix or None)
+            return sorted((each["path"], each["size"]) for page in pages for each in page)
         except (BaseError, OSError) as error:
             raise _failed(f"listing {prefix}", error) from error
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects; a missing one is not an error. Raises StoreError: some may have been removed."""
+        for at in range(0, len(names), REMOVED_AT_ONCE):
+            self._remove(names[at : at + REMOVED_AT_ONCE])
 
     def _remove(self, names: Sequence[str]) -> None:
         try:
@@ -199,12 +197,67 @@ class ObjectStore:
             sync_directory(path)
 
 
+class ObjectStore:
+    """The objects below a prefix of an object store, for a daemon: each call runs in a thread, and is bounded."""
+
+    def __init__(self, objects: BlockingObjectStore, timeout_s: float) -> None:
+        """Internal: call ``open`` instead."""
+        self._objects = objects
+        self._timeout_s = timeout_s
+        #: See ``carry.Objects``.
+        self.can_exchange = objects.can_exchange
+        self._calls = trio.CapacityLimiter(MAX_CALLS)
+
+    @classmethod
+    def open(cls, url: str, *, timeout_s: float) -> Self:
+        """See ``BlockingObjectStore.open``."""
+        return cls(BlockingObjectStore.open(url, timeout_s=timeout_s), timeout_s)
+
+    async def get(self, name: str) -> Fetched | None:
+        """See ``BlockingObjectStore``."""
+        return await self._in_thread(f"reading {name}", partial(self._objects.get, name))
+
+    async def create(self, name: str, data: bytes) -> Verdict:
+        """See ``BlockingObjectStore``."""
+        return await self._written(partial(self._objects.create, name, data))
+
+    async def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
+        """See ``BlockingObjectStore``."""
+        return await self._written(partial(self._objects.exchange, name, data, etag))
+
+    async def names(self, prefix: str) -> list[str]:
+        """Return the names of the objects below ``prefix``, ascending. Raises StoreError."""
+        found = await self._in_thread(f"listing {prefix}", partial(self._objects.sizes, prefix))
+        return [name for name, _ in found]
+
+    async def remove(self, names: Sequence[str]) -> None:
+        """See ``BlockingObjectStore``."""
+        for at in range(0, len(names), REMOVED_AT_ONCE):
+            some = names[at : at + REMOVED_AT_ONCE]
+            await self._in_thread("removing objects", partial(self._objects.remove, some))
+
+    async def _written(self, put: Callable[[], Verdict]) -> Verdict:
+        try:
+            return await self._in_thread("writing", put)
+        except ObjectStoreUnavailable:
+            return Verdict.UNKNOWN  # the call was given up, and may still take effect
+
+    async def _in_thread(self, doing: str, call: Callable[[], T]) -> T:
+        """Run a call in a thread. Raises ObjectStoreUnavailable: it does not return in time.
+
+        A cancelled caller leaves the thread to itself: for the protocol that is a lost answer, like any other.
+        """
+        with trio.move_on_after(GIVE_UP * self._timeout_s):
+            return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._calls)
+        raise ObjectStoreUnavailable(f"{doing}: no answer")
+
+
 def _failed(doing: str, error: Exception) -> ObjectStoreRefused | ObjectStoreUnavailable:
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError)):
-        return ObjectStoreRefused(f"{doing}: {_kind(error)}")
+        return ObjectStoreRefused(f"{doing}: {_kind(error)}", hint=_CREDENTIALS)
     # Of a LIST, the library reports a refusal as any other error.
     if isinstance(error, BaseError) and any(words in str(error) for words in _REFUSALS):
-        return ObjectStoreRefused(f"{doing}: PermissionDeniedError")
+        return ObjectStoreRefused(f"{doing}: PermissionDeniedError", hint=_CREDENTIALS)
     return ObjectStoreUnavailable(f"{doing}: {_kind(error)}")
 
 

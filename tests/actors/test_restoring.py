@@ -15,6 +15,7 @@ from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import HighWater, Metadata
 from plainsong.protocol.rows import plain_head
 from plainsong.protocol.topic.producer_state import DeduplicationRecord
+from storage.backup.files import LocalFiles
 from storage.backup.folder import BackupFolder
 from storage.backup.objects import encode_row, name_of
 
@@ -34,7 +35,7 @@ def kept(folder, rows, table):
 
 @pytest.fixture
 def folder(tmp_path):
-    return BackupFolder.make(tmp_path / "backups")
+    return BackupFolder.make(LocalFiles(tmp_path / "backups"))
 
 
 @pytest.fixture

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 
 import pytest
 import trio
 
-from actors import second_copy
-from actors.restoring_copy import replay
+from actors import restoring_copy, second_copy
+from actors.restoring_copy import compare_bases, replay
 from actors.second_copy import SecondCopy, leave_copy
 from actors.settings import ReplicationConfig
-from plainsong.protocol.effects import RollBack, put_one
+from plainsong.protocol.effects import RollBack, Table, put_one
 from storage.base import StoreUnusable
 from storage.leveldb import LevelDBStore
 from storage.replication import carry
@@ -220,10 +221,11 @@ async def test_commits_over_the_backlog_make_a_gap_and_count_again_after_a_new_b
         objects.away = True
         await running.write(60)
         assert running.outbox.waiting_bytes <= 3000
+        assert running.copy.status.given_up
         objects.away = False
         await running.write(1)
         await running.counted()
-        assert running.copy.status.epoch == 2
+        assert (running.copy.status.epoch, running.copy.status.given_up) == (2, False)
         wanted = await rows_of(running.store)
     assert (await restored(objects, tmp_path / "new"))[0] == wanted
 
@@ -375,6 +377,65 @@ async def test_no_counted_commit_is_lost_whatever_answers_are_lost_and_whenever_
     assert done.end.commit >= counted
     if done.end.commit in states:
         assert found == states[done.end.commit]
+
+
+async def three_bases(tmp_path, objects):
+    """Make a copy with three bases, of a store that changes in every way."""
+    now, random, at = [1_000_000], Random(3), 0
+    settings = replace(FAST, base_every_h=1, keep_s=86_400)
+    for turn in range(3):
+        async with primary(tmp_path / "data", objects, settings=settings, now_ms=lambda: now[0]) as running:
+            await until(lambda: running.copy.status.base_ms >= now[0])
+            for _ in range(25 if turn < 2 else 0):
+                at = await write_anything(running.store, random, at)
+        now[0] += 2 * 3_600_000
+    assert len(await bases_of(objects)) == 3
+
+
+async def test_each_base_equals_the_replay_from_the_one_before_it(tmp_path, objects):
+    await three_bases(tmp_path, objects)
+    (tmp_path / "scratch").mkdir()
+    found = await compare_bases(objects, tmp_path / "scratch")
+    assert (found.problems, found.alone) == ([], [])
+    assert found.equal == [base.until for base in (await bases_of(objects))[1:]]
+
+
+async def test_a_base_that_lacks_a_row_of_the_log_before_it_is_found(tmp_path, objects, monkeypatch):
+    lacking = []
+
+    async def rows_without_one(objects, base, take):
+        async def take_some(commit):
+            changes = commit.changes
+            if base.until == lacking[0]:
+                changes = [change for change in changes if change.table is not Table.METADATA]
+            await take(replace(commit, changes=changes))
+
+        await rows_from(objects, base, take_some)
+
+    await three_bases(tmp_path, objects)
+    bases = await bases_of(objects)
+    lacking.append(bases[1].until)
+    rows_from = restoring_copy.rows_of
+    monkeypatch.setattr(restoring_copy, "rows_of", rows_without_one)
+    (tmp_path / "scratch").mkdir()
+    found = await compare_bases(objects, tmp_path / "scratch")
+    assert found.problems[0] == f"base {bases[1].until} differs from the replay of the log before it: metadata"
+    assert bases[1].until not in found.equal
+
+
+async def test_a_base_after_a_gap_is_compared_with_nothing(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, max_bytes=1000) as running:
+        await running.counted()
+        objects.away = True
+        await running.write(30)
+        await until(lambda: running.outbox.lost)
+        objects.away = False
+        await running.write()
+        await running.counted()
+    (tmp_path / "scratch").mkdir()
+    found = await compare_bases(objects, tmp_path / "scratch")
+    assert (found.problems, found.equal) == ([], [])
+    assert found.alone == [(await bases_of(objects))[-1].until]
 
 
 async def test_a_copy_without_a_base_cannot_be_restored(tmp_path, objects):

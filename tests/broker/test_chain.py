@@ -19,6 +19,7 @@ from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.keys import CHAIN_POINTER, generation_prefix, payload_prefix
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import plain_head
+from storage.backup.files import LocalFiles
 from storage.backup.folder import BackupFolder
 from storage.base import read_rows
 from storage.config import StorageConfig
@@ -314,7 +315,7 @@ def test_text_that_is_not_a_head_is_refused(text):
 
 async def restored(backups, at_ms=None):
     """Restore the one backup of a folder into a new store."""
-    folder = BackupFolder.open(backups)
+    folder = BackupFolder.open(LocalFiles(backups))
     manifest = folder.manifest(folder.last_id())
     source = await RestoredStore.open(folder, manifest, RestoreRequest(at_ms), START_MS + 1_000)
     target = FaultyStore(MemoryStore())

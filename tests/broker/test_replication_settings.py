@@ -39,7 +39,7 @@ def test_settings_without_a_place_are_noted():
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "bucket", "file:relative"])
 def test_a_place_of_another_kind_is_refused(url):
-    with pytest.raises(ConfigError, match="s3://bucket/prefix or file:/path"):
+    with pytest.raises(ConfigError, match="or file:/path"):
         loaded(to=url)
 
 

@@ -67,6 +67,7 @@ from plainsong.protocol.topic.producer_state import DeduplicationRecord, Produce
 from plainsong.protocol.transactions.ledger_rows import ChangeSet, Head, LastPass, Record
 from plainsong.protocol.transactions.transaction import Transaction
 from plainsong.react.signing import Signer
+from storage.backup.files import LocalFiles
 from storage.backup.folder import BackupFolder, canonical, sealed
 from storage.backup.objects import DamagedObject, decode_rows, encode_row
 from storage.base import StoreDamaged, StoreUnusable
@@ -227,7 +228,7 @@ def _written_list() -> bytes:
     return (folder / LIST_NAME).read_bytes()
 
 
-_FOLDER = BackupFolder.make(FILES.folder / "kept")
+_FOLDER = BackupFolder.make(LocalFiles(FILES.folder / "kept"))
 _MANIFEST = canonical(sealed({"id": _BACKUP, "format": 1, "topics": [], "complete": True}))
 
 

@@ -22,6 +22,7 @@ from actors.janitor import Janitor
 from actors.observe import NoObserver
 from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
 from actors.settings import RetentionConfig
+from storage.backup.files import LocalFiles
 from storage.backup.folder import BackupFolder
 from storage.config import StorageConfig
 from storage.copying import CopyRequest
@@ -201,7 +202,7 @@ async def make(directory: Path) -> None:
 
 async def back_up(daemon: InProcess, path: Path) -> None:
     """Make a folder with one backup of the daemon, like ``plainsong backup create``."""
-    folder = BackupFolder.make(path)
+    folder = BackupFolder.make(LocalFiles(path))
     begun = (await daemon.call("POST", "/v1/backups")).json()
     prefix = f"/v1/backups/{begun['id']}/objects"
 
@@ -231,7 +232,7 @@ async def back_up(daemon: InProcess, path: Path) -> None:
 
 async def restore(path: Path, to: Path) -> None:
     """Restore a folder's only backup to a data directory, at the time of the questions."""
-    folder = BackupFolder.open(path)
+    folder = BackupFolder.open(LocalFiles(path))
     manifest = folder.manifest(folder.last_id())
     assert folder.verify(manifest, deep=True).ok
     source = await RestoredStore.open(folder, manifest, RestoreRequest(), ASKED_MS)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from broker.command.backup import _findings
+from storage.backup.files import LocalFiles
 from storage.backup.folder import BackupFolder, DamagedManifest, canonical
 from storage.backup.objects import DamagedObject, encode_row, name_of
 from storage.base import StoreInUse, StoreTooNew, StoreUnusable
@@ -31,29 +32,29 @@ def a_backup(folder, day, *entries, left_out=None):
 
 @pytest.fixture
 def folder(tmp_path):
-    return BackupFolder.make(tmp_path / "backups")
+    return BackupFolder.make(LocalFiles(tmp_path / "backups"))
 
 
 def test_only_its_owner_may_look_into_a_folder(folder):
-    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert folder.files.path.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"")
     with pytest.raises(StoreUnusable, match="is not a folder of backups"):
-        BackupFolder.make(tmp_path)
+        BackupFolder.make(LocalFiles(tmp_path))
     assert [each.name for each in tmp_path.iterdir()] == ["photo.jpg"]
 
 
 def test_a_folder_of_a_newer_format_is_refused(folder):
-    (folder.path / "FORMAT").write_bytes(canonical({"format": 2}))
+    (folder.files.path / "FORMAT").write_bytes(canonical({"format": 2}))
     with pytest.raises(StoreTooNew, match="format 2"):
-        BackupFolder.make(folder.path)
+        BackupFolder.make(LocalFiles(folder.files.path))
 
 
 def test_every_flipped_bit_of_a_manifest_is_found(folder):
     made = a_backup(folder, 1, an_object(folder, ROWS))
-    place = folder.path / "backups" / f"{made['id']}.json"
+    place = folder.files.path / "backups" / f"{made['id']}.json"
     whole = place.read_bytes()
     assert folder.manifest(made["id"]) == made
     for bit in range(8 * len(whole)):
@@ -68,7 +69,7 @@ def test_every_flipped_bit_of_an_object_is_found(folder):
     """Flipped bits that change no row, in unused bits of a compressed stream, are found too."""
     made = a_backup(folder, 1, an_object(folder, ROWS * 3))
     (entry,) = made["topics"][0]["objects"]
-    place = next(folder.path.rglob(entry["sha256"]))
+    place = next(folder.files.path.rglob(entry["sha256"]))
     whole = place.read_bytes()
     for bit in range(8 * len(whole)):
         flipped = bytearray(whole)
@@ -82,7 +83,7 @@ def test_every_flipped_bit_of_an_object_is_found(folder):
 def test_a_damaged_object_is_not_used_again(folder):
     entry = an_object(folder, ROWS)
     assert folder.digest(entry["sha256"]) == entry["kept"]
-    next(folder.path.rglob(entry["sha256"])).write_bytes(b"something else")
+    next(folder.files.path.rglob(entry["sha256"])).write_bytes(b"something else")
     assert folder.digest(entry["sha256"]) is None
 
 
@@ -90,11 +91,11 @@ def test_what_is_missing_or_damaged_is_named_with_its_messages(folder):
     gone, bad, good = (an_object(folder, rows) for rows in (ROWS[:2], ROWS[2:5], ROWS[5:]))
     made = a_backup(folder, 1, gone, bad, good)
     assert folder.verify(made, deep=True).ok
-    place = next(folder.path.rglob(bad["sha256"]))
+    place = next(folder.files.path.rglob(bad["sha256"]))
     flipped = bytearray(place.read_bytes())
     flipped[10] ^= 4
     place.write_bytes(flipped)
-    next(folder.path.rglob(gone["sha256"])).unlink()
+    next(folder.files.path.rglob(gone["sha256"])).unlink()
     shown = folder.verify(made).shown()
     assert shown["missing"] == [gone["sha256"]]
     (damaged,) = shown["damaged"]
@@ -113,12 +114,12 @@ def test_deep_verifying_parses_rows(folder):
 def test_pruning_removes_objects_that_no_remaining_backup_has(folder):
     old, shared, new = (an_object(folder, rows) for rows in (ROWS[:2], ROWS[2:5], ROWS[5:]))
     first, second = a_backup(folder, 1, old, shared), a_backup(folder, 2, shared, new)
-    (folder.path / "objects" / shared["sha256"][:2] / ".new-killed").write_bytes(b"half")
+    (folder.files.path / "objects" / shared["sha256"][:2] / ".new-killed").write_bytes(b"half")
     done = folder.prune(1, since_ms=2)
     assert done.removed == [first["id"]]
     assert done.objects == 2
     assert done.damaged == {}
-    assert not folder.has(old["sha256"])
+    assert old["sha256"] not in folder.stored()
     assert folder.ids() == [second["id"]]
     assert folder.verify(second, deep=True).ok
 
@@ -141,11 +142,11 @@ def test_a_backup_that_is_among_the_newest_or_not_too_old_stays(folder, keep_las
         a_backup(folder, day, an_object(folder, ROWS[day : day + 1]))
     folder.prune(keep_last, since_ms)
     assert {folder.manifest(each)["cutMs"] for each in folder.ids()} == left
-    assert len(list(folder.path.glob("objects/*/*"))) == len(left)
+    assert len(list(folder.files.path.glob("objects/*/*"))) == len(left)
 
 
 def spoil(folder, made, content=b"{}"):
-    (folder.path / "backups" / f"{made['id']}.json").write_bytes(content)
+    (folder.files.path / "backups" / f"{made['id']}.json").write_bytes(content)
 
 
 @pytest.mark.parametrize("content", [b"{}", b"", b"\xff", canonical({"format": 2})])
@@ -160,9 +161,9 @@ def test_one_unreadable_manifest_is_named_and_the_others_are_listed(folder, cont
 
 def test_no_object_is_pruned_while_it_is_unknown_what_a_backup_needs_and_that_backup_is_named(folder):
     made = [a_backup(folder, day, an_object(folder, ROWS[day : day + 1])) for day in (1, 2, 3, 4)]
-    whole = (folder.path / "backups" / f"{made[1]['id']}.json").read_bytes()
-    (folder.path / "objects" / "ab").mkdir(exist_ok=True)
-    (folder.path / "objects" / "ab" / ".new-killed").write_bytes(b"half")
+    whole = (folder.files.path / "backups" / f"{made[1]['id']}.json").read_bytes()
+    (folder.files.path / "objects" / "ab").mkdir(exist_ok=True)
+    (folder.files.path / "objects" / "ab" / ".new-killed").write_bytes(b"half")
     spoil(folder, made[1])
     done = folder.prune(2)
     assert done.removed == [made[0]["id"]]
@@ -172,7 +173,7 @@ def test_no_object_is_pruned_while_it_is_unknown_what_a_backup_needs_and_that_ba
     # Repaired from a copy, the backup is complete; if dropped, its objects are removed with those of earlier backups.
     spoil(folder, made[1], whole)
     assert folder.verify(folder.manifest(made[1]["id"])).ok
-    (folder.path / "backups" / f"{made[1]['id']}.json").unlink()
+    (folder.files.path / "backups" / f"{made[1]['id']}.json").unlink()
     assert folder.prune(2).objects == 2
     assert all(folder.verify(each).ok for each in folder.manifests()[0].values())
 
@@ -194,7 +195,7 @@ def test_the_newest_complete_backup_is_never_pruned(folder):
 
 
 def test_two_processes_do_not_change_a_folder_at_once(folder):
-    with folder.locked(), pytest.raises(StoreInUse), BackupFolder.open(folder.path).locked():
+    with folder.locked(), pytest.raises(StoreInUse), BackupFolder.open(LocalFiles(folder.files.path)).locked():
         pass
     with folder.locked():
         pass
@@ -203,11 +204,12 @@ def test_two_processes_do_not_change_a_folder_at_once(folder):
 def test_an_object_under_a_wrong_name_is_refused(folder):
     with pytest.raises(DamagedObject):
         folder.put("0" * 64, b"something else")
-    assert not folder.has("0" * 64)
+    assert folder.stored() == set()
 
 
 def test_a_manifest_is_present_only_once_it_is_complete(folder):
-    (folder.path / "backups" / ".new-abc").write_bytes(json.dumps({"id": "x"}).encode())
+    (folder.files.path / "backups").mkdir()
+    (folder.files.path / "backups" / ".new-abc").write_bytes(json.dumps({"id": "x"}).encode())
     assert folder.ids() == []
     with pytest.raises(StoreUnusable, match="no complete backup"):
         folder.last_id()

@@ -24,9 +24,9 @@ class Replication:
     async def show(self, request: Request) -> Answer:
         """Answer with the present state; without a copy, all but ``role`` is null."""
         request.parameters()
-        status = None if self.copy is None else self.copy.status
-        if status is None:
-            return json_answer({"role": "none", **dict.fromkeys([*ReplicationState.__annotations__][1:])})
+        if self.copy is None:
+            return json_answer({"role": "none", **dict.fromkeys([*ReplicationState.__annotations__][1:]), "puts": 0})
+        status, puts = self.copy.status, self.copy.puts
         shown: ReplicationState = {
             "role": "primary",
             "to": self.to,
@@ -41,5 +41,14 @@ class Replication:
             "error": status.error or None,
             "baseCommit": status.base,
             "baseMs": None if status.base is None else status.base_ms,
+            "oldestMs": status.oldest_ms,
+            "givenUp": status.given_up,
+            "puts": puts.count,
+            "putP50Ms": _ms(puts.percentile_s(0.5)),
+            "putP99Ms": _ms(puts.percentile_s(0.99)),
         }
         return json_answer(shown)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 1)

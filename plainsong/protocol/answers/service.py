@@ -342,3 +342,8 @@ class ReplicationState(TypedDict):
     error: str | None
     baseCommit: Count | None
     baseMs: Milliseconds | None
+    oldestMs: Milliseconds | None
+    givenUp: bool | None
+    puts: Count
+    putP50Ms: float | None
+    putP99Ms: float | None

@@ -1,0 +1,85 @@
+"""What operators are shown of a second copy: findings, and how long writes to the object store take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from actors.second_copy import CopyStatus
+from actors.settings import ReplicationConfig
+from broker.replication import copy_findings
+from storage.replication.measured import MeasuredObjects, PutTimes
+from storage.replication.protocol import Verdict
+from tests.storage.replication.objects import MemoryObjects
+
+HOUR_MS = 3_600_000
+NOW_MS = 1_000 * HOUR_MS
+WELL = CopyStatus(
+    epoch=3,
+    last=70,
+    counted=70,
+    lag_commits=0,
+    lag_bytes=0,
+    lag_s=0.0,
+    uploaded_ms=NOW_MS,
+    error="",
+    base=50,
+    base_ms=NOW_MS - HOUR_MS,
+    oldest_ms=NOW_MS - 100 * HOUR_MS,
+    given_up=False,
+)
+
+
+def findings(**changed):
+    copy = SimpleNamespace(status=replace(WELL, **changed))
+    found = copy_findings(copy, ReplicationConfig(base_every_h=24), lambda: NOW_MS)
+    assert {each.kind for each in found} <= {"replication"}
+    return [(each.severity, each.text) for each in found]
+
+
+def test_a_copy_that_is_well_needs_nothing():
+    assert findings() == []
+    assert findings(lag_s=59.0, lag_commits=3, base_ms=NOW_MS - 48 * HOUR_MS) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "severity", "words"),
+    [
+        ({"counted": None, "base": None}, "warning", "no complete base yet"),
+        ({"lag_s": 61.0}, "critical", "61 s behind: away"),
+        ({"given_up": True, "counted": None}, "critical", "were given up"),
+        ({"base_ms": NOW_MS - 49 * HOUR_MS}, "warning", "49 h old"),
+        ({}, "warning", "cannot be written: away"),
+    ],
+)
+def test_what_an_operator_should_look_at_is_one_finding_with_the_reason(changed, severity, words):
+    error = "" if "base_ms" in changed else "away"
+    ((found, text),) = findings(error=error, **changed)
+    assert found == severity
+    assert words in text
+
+
+async def test_writes_that_took_effect_are_measured_and_no_others(autojump_clock):
+    class Slow(MemoryObjects):
+        async def create(self, name, data):
+            await trio.sleep(len(data))
+            return await super().create(name, data)
+
+    objects, times, seen = Slow(), PutTimes(), []
+    times.on_put = seen.append
+    measured = MeasuredObjects(objects, times)
+    assert times.percentile_s(0.5) is None
+    for seconds in range(1, 101):
+        assert await measured.create(f"{seconds}", b"x" * seconds) is Verdict.DONE
+    assert await measured.create("1", b"x" * 500) is Verdict.REFUSED
+    objects.away = True
+    assert await measured.create("other", b"x" * 500) is Verdict.UNKNOWN
+    assert seen == [pytest.approx(seconds) for seconds in range(1, 101)]
+    assert (times.count, times.percentile_s(0.5), times.percentile_s(0.99)) == (
+        100,
+        pytest.approx(51),
+        pytest.approx(100),
+    )
