@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def metrics_of_the_daemon() -> dict[str, str]:
     """Return the metrics of ``/metrics``."""
     metrics = Metrics("0")
-    nothing: Any = SimpleNamespace(budget=SimpleNamespace(), answers=SimpleNamespace())
+    nothing: Any = SimpleNamespace(budget=SimpleNamespace(), answers=SimpleNamespace(), puts=SimpleNamespace())
     add_gauges(metrics, nothing, nothing, nothing, nothing, nothing, nothing)
     add_transaction_gauges(metrics, nothing, nothing, nothing, nothing)
     add_cluster_gauges(metrics, nothing)

@@ -57,7 +57,7 @@ def test_every_metric_that_the_dashboard_and_the_alerts_name_exists():
 
 def test_every_alert_is_described_and_has_a_test_in_which_it_fires_and_one_in_which_it_does_not():
     alerts = re.findall(r"- alert: (\w+)", ALERTS.read_text(encoding="utf-8"))
-    assert len(alerts) == len(set(alerts)) == 12
+    assert len(alerts) == len(set(alerts)) == 15
     described = re.findall(
         r"^\| `(\w+)` \| .+ \| (?:warning|critical) \|$", DOCUMENTS["docs/operations.md"], re.MULTILINE
     )

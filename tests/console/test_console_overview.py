@@ -336,6 +336,25 @@ def test_a_full_disk_of_a_single_instance_has_a_visible_link(browser: Chrome, tm
         screen.as_it_was()
 
 
+def test_the_second_copy_is_shown_with_its_lag_and_what_can_be_restored(browser: Chrome, tmp_path: Path):
+    with Daemon(tmp_path / "data", f"replication.to=file:{tmp_path}/copy", "replication.interval_ms=20") as daemon:
+        screen = Screen(browser, "http://{}:{}".format(*daemon.address))
+        with Client(screen.url) as client:
+            client.create_topic("a")
+            screen.open("/console", "copy")
+            screen.says("copy-restorable", "from 2")
+            screen.says("copy-role", "primary, epoch 1")
+            screen.says("copy-to", f"file:{tmp_path}/copy, async")
+            screen.says("copy-lag", "nothing")
+            before = int(screen.says("copy-commit", "").replace(",", ""))
+            client.publish("a", [b"x"])
+            screen.until("the commit", lambda: int(screen.one("copy-commit").text.replace(",", "")) > before)
+            screen.says("copy-lag", "nothing")
+        assert screen.accessibility() == []
+        assert screen.complaints() == []
+        screen.as_it_was()
+
+
 def test_a_scrub_is_started_from_the_page_of_the_cluster(screen: Screen):
     screen.open("/console/cluster", "scrub")
     screen.click("scrub-start")

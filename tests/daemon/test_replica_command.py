@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import urllib.request
@@ -51,6 +52,11 @@ def metrics_of(daemon):
     with urllib.request.urlopen(f"{url_of(daemon)}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("plainsong_replication")}
+
+
+def status_of(daemon):
+    with urllib.request.urlopen(f"{url_of(daemon)}/v1/replication") as answer:
+        return json.load(answer)
 
 
 def counts(daemon):
@@ -172,6 +178,35 @@ def test_a_copied_directory_deposes_the_daemon_that_has_the_copy(tmp_path, place
             second.stop()
     with pytest.raises(DaemonEnded, match="another process"):
         a_daemon(tmp_path, place).start()
+
+
+def test_an_operator_sees_the_copy_and_what_is_wrong_with_it(tmp_path):
+    with contextlib.ExitStack() as server:
+        environ = server.enter_context(s3_server(tmp_path / "s3"))
+        with a_daemon(tmp_path, (f"s3://{BUCKET}/seen", environ), "replication.timeout_s=1") as daemon:
+            url = url_of(daemon)
+            with Client(url) as client:
+                client.create_topic("orders")
+                wait_until_all_counts(daemon)
+                eventually("it says from when on", lambda: status_of(daemon)["oldestMs"] is not None)
+                shown = status_of(daemon)
+                assert (shown["role"], shown["lagCommits"], shown["givenUp"]) == ("primary", 0, False)
+                assert shown["oldestMs"] == shown["baseMs"]
+                assert shown["puts"] >= 3
+                assert 0 < shown["putP50Ms"] <= shown["putP99Ms"]
+                told = json.loads(run_plainsong("doctor", "--url", url, "--json").stdout)
+                (copy,) = [check for check in told["checks"] if check["what"] == "second copy"]
+                assert copy["state"] == "ok"
+                assert f"s3://{BUCKET}/seen: epoch 1, 0 commits behind; a write takes " in copy["says"]
+                assert metrics_of(daemon)["plainsong_replication_put_duration_seconds_count"] >= 3
+                server.close()
+                client.publish("orders", [b"x"])
+                eventually("the failure is seen", lambda: metrics_of(daemon)["plainsong_replication_failing"] == 1)
+                (found,) = json.loads(run_plainsong("doctor", "--attention", "--url", url, "--json").stdout)
+                assert (found["kind"], found["severity"]) == ("replication", "warning")
+                assert "cannot be written" in found["text"]
+                assert status_of(daemon)["lagCommits"] >= 1
+            daemon.kill()
 
 
 def test_an_object_store_that_cannot_be_reached_ends_the_start_with_a_reason(tmp_path):

@@ -5,6 +5,7 @@ import { bytes, count, duration, rate, time } from "../format.js";
 import { carryOut, effectLines, preview } from "../preview.js";
 import { Component, ErrorPanel, FilterField, Guarded, Page, Row, SortHead, Spark, TableFrame, createRef, go, goQuery, html, nextPage, previousPage, topicUrl } from "../ui.js";
 import { Attention } from "./attention.js";
+import { SecondCopy } from "./copy.js";
 import { undelete } from "./mend.js";
 
 const LIMIT = 100;
@@ -126,6 +127,7 @@ export class Overview extends Page {
     return html`<div class="head"><h1 tabindex="-1">Overview</h1></div>
       <${ErrorPanel} error=${error} />
       <${Attention} items=${attention} now=${at} />
+      <${SecondCopy} app=${app} attention=${attention} />
       <section aria-labelledby="topics-title">
         <div class="head"><h2 id="topics-title">${this.deleted ? "Deleted topics" : "Topics"}</h2><span class="muted" data-testid="topics-total">${total == null ? "" : count(total)}</span>
           <label class="grow"><span class="offscreen">Filter topics by name</span><${FilterField} type="search" data-testid="topic-filter" typing shown=${this.query.get("q")} placeholder="filter by name  ( / )" onInput=${(event) => this.filter(event.currentTarget.value)} /></label>
