@@ -140,7 +140,9 @@ def test_log_events_that_are_described_are_written_somewhere():
 
 def commands(text: str) -> list[str]:
     """Return every line that runs ``plainsong``, from blocks and from the prose."""
-    said = [line for line in [*shell_lines(text), *spans(text)] if re.match(r"(\S*/)?plainsong \w", line)]
+    said = [
+        line.removesuffix(" &") for line in [*shell_lines(text), *spans(text)] if re.match(r"(\S*/)?plainsong \w", line)
+    ]
     return [re.split(r" [|<>] ", re.sub(r"^\S*plainsong ", "", line))[0] for line in said]
 
 
