@@ -8,7 +8,7 @@ import pytest
 
 from broker.config import ConfigError, load_config
 from broker.config.config import notes
-from broker.replication import open_objects, outbox_of
+from broker.replication import open_for_backups, open_objects, outbox_of
 from storage.base import StoreUnusable
 
 
@@ -49,8 +49,9 @@ def test_credentials_in_the_place_are_refused_and_not_quoted():
     assert "a-secret" not in str(refused.value)
 
 
-def test_a_missing_library_is_named_with_what_installs_it(monkeypatch):
+@pytest.mark.parametrize("open_", [open_objects, open_for_backups])
+def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, open_):
     monkeypatch.delitem(sys.modules, "storage.replication.object_store", raising=False)
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(StoreUnusable, match=r"plainsong-server\[replication\]"):
-        open_objects("s3://bucket/x", 1.0)
+        open_("s3://bucket/x", 1.0)

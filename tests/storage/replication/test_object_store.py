@@ -11,7 +11,7 @@ from plainsong.protocol.effects import Table
 from storage.base import StoreUnusable
 from storage.replication import protocol
 from storage.replication.carry import ObjectStoreRefused, ObjectStoreUnavailable, carry_out
-from storage.replication.object_store import ObjectStore
+from storage.replication.object_store import BlockingObjectStore, ObjectStore
 from storage.replication.protocol import Exchange, Fetched, Get, Verdict
 from storage.replication.segment import ASYNC, Change, Commit
 from tests.patience import PATIENCE_S
@@ -204,6 +204,18 @@ async def test_a_server_that_is_away_leaves_a_write_unknown_and_fails_a_read(mon
         await objects.get("a")
     with pytest.raises(ObjectStoreUnavailable):
         await objects.names("a")
+
+
+@pytest.mark.parametrize(("url", "named"), [("gs://bucket/x", "version"), ("az://container/x", "e_tag")])
+def test_the_object_stores_of_google_and_azure_are_opened_and_a_replacement_names_a_version(url, named, monkeypatch):
+    """Nothing is asked of them here; a request would need credentials."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+    modes = []
+    monkeypatch.setattr("obstore.put", lambda *_, mode, **__: modes.append(mode))
+    objects = BlockingObjectStore.open(url, timeout_s=1)
+    assert objects.exchange("lease.json", b"x", "7") is DONE
+    assert modes == [{named: "7"}]
 
 
 @pytest.mark.parametrize(
