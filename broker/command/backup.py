@@ -82,7 +82,7 @@ def backup() -> None:
 def _files(place: str, timeout_s: float) -> BackupFiles:
     """Return the files below a folder or URL. Raises StoreUnusable."""
     if place.startswith(_REMOTE):
-        return StoredFiles(open_for_backups(place, timeout_s), place)
+        return StoredFiles(open_for_backups(place, timeout_s), place, on_wait=note)
     path = Path(place.removeprefix(_FILE))
     if place.startswith(_FILE) and not path.is_absolute():
         raise StoreUnusable(f"{place} is not file:/path", hint="give an absolute path, or a folder without file:")

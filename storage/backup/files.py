@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from storage.replication.object_store import BlockingObjectStore
 
 LOCK_NAME = "lock"
-#: The holder of a lock in an object store renews it this often.
+#: The folder of locks in an object store. A holder renews its lock this often.
+LOCKS = "locks"
 RENEW_S = 5.0
 #: A lock that was not renewed for this long belongs to a process that has ended.
 LOCK_S = 30.0
 #: How often a waiting process looks at the lock.
 LOOK_S = 1.0
+#: Attempts to create an object of a lock.
+ATTEMPTS = 5
 
 
 class BackupFiles(Protocol):
@@ -142,13 +145,19 @@ class LocalFiles:
 class StoredFiles:
     """The files below a prefix of an object store."""
 
-    def __init__(self, objects: BlockingObjectStore, url: str) -> None:
+    def __init__(
+        self, objects: BlockingObjectStore, url: str, on_wait: Callable[[str], object] = lambda _: None
+    ) -> None:
+        """Args:
+        on_wait: called with a text before a wait for the lock of another process.
+        """
         self._objects = objects
         self.shown = url
+        self._on_wait = on_wait
 
     def make(self, name: str, data: bytes) -> None:
         """See ``BackupFiles``."""
-        if any(found != LOCK_NAME for found, _ in self._objects.sizes("")):
+        if any(not found.startswith(f"{LOCKS}/") for found, _ in self._objects.sizes("")):
             raise _not_empty(self.shown)
         # Not over the first file of another process: it may begin a second copy here.
         self._objects.create(name, data)
@@ -176,7 +185,7 @@ class StoredFiles:
     def locked(self) -> Iterator[Callable[[], None]]:
         """See ``BackupFiles``. A lock that its holder does not renew can be taken after ``LOCK_S``."""
         lock = _StoredLock(self._objects, self.shown)
-        lock.take()
+        lock.take(self._on_wait)
         ended = threading.Event()
         renewing = threading.Thread(target=lock.renew_until, args=(ended,), daemon=True)
         renewing.start()
@@ -189,37 +198,38 @@ class StoredFiles:
 
 
 class _StoredLock:
-    """An object that its holder replaces every few seconds, each time only if it is the version that it wrote.
+    """Numbered objects, each created only if absent. The last one names the process that has the lock.
 
-    No clock is compared with that of another machine: a process takes the lock after it has seen the same version for
-    ``LOCK_S``.
+    The holder creates the next one every few seconds. Another process takes the lock after it has seen no new one for
+    ``LOCK_S``, so no clock is compared with that of another machine. One object that is replaced on condition would need
+    fewer names, but there are S3 servers whose readers see the old contents with the new version.
     """
 
     def __init__(self, objects: BlockingObjectStore, shown: str) -> None:
         self._objects = objects
         self._shown = shown
         self._run = secrets.token_hex(16)
-        self._renewed = 0
-        self._etag = ""
-        #: Held while the object is replaced.
+        #: Of the last object that this process has created.
+        self._number = 0
+        #: Held while the next one is created.
         self._turn = threading.Lock()
 
-    def take(self) -> None:
+    def take(self, on_wait: Callable[[str], object]) -> None:
         """Take the lock. Raises StoreInUse: a running process holds it; StoreError."""
-        data = self._data()
-        seen, since_s = "", time.monotonic()
+        seen, since_s = 0, time.monotonic()
         while True:
-            found = self._objects.get(LOCK_NAME)
-            if found is None:
-                self._objects.create(LOCK_NAME, data)
-            elif found.data == data:
-                self._etag = found.etag
-                return
-            elif _is_free(found.data) or (found.etag == seen and time.monotonic() - since_s >= LOCK_S):
-                self._objects.exchange(LOCK_NAME, data, found.etag)
+            numbers = self._numbers()
+            last = numbers[-1] if numbers else 0
+            if not last or self._is_free(last) or (last == seen and time.monotonic() - since_s >= LOCK_S):
+                # A process that was stopped here may create one that the holder has removed, and then is not the last.
+                if self._create(last + 1) and self._numbers()[-1:] == [last + 1]:
+                    self._number = last + 1
+                    self._objects.remove([_lock_name(each) for each in numbers])
+                    return
             elif not seen:
-                seen, since_s = found.etag, time.monotonic()
-            elif found.etag != seen:
+                seen, since_s = last, time.monotonic()
+                on_wait(f"{self._shown} is locked; waiting for up to {LOCK_S:g} s to see whether its process runs")
+            elif last != seen:
                 raise _in_use(self._shown)
             else:
                 time.sleep(LOOK_S)
@@ -237,33 +247,46 @@ class _StoredLock:
     def check(self) -> None:
         """Renew the lock. Raises StoreInUse: another process has it; StoreError: that is unknown."""
         with self._turn:
-            self._renewed += 1
-            self._replace(self._data())
+            self._next()
 
     def release(self) -> None:
         """Let the next process take the lock at once, unless another has it or the object store is away."""
         with self._turn, suppress(StoreError, StoreUnusable):
-            self._replace(self._data(is_free=True))
+            self._next(is_free=True)
 
-    def _replace(self, data: bytes) -> None:
-        self._objects.exchange(LOCK_NAME, data, self._etag)
-        # Its answer may be lost, and it does not name the new version.
-        found = self._objects.get(LOCK_NAME)
-        if found is None or self._run.encode() not in found.data:
+    def _next(self, *, is_free: bool = False) -> None:
+        if not self._create(self._number + 1, is_free=is_free):
             raise _in_use(self._shown)
-        self._etag = found.etag
-        if found.data != data:
-            raise StoreError(f"the lock of {self._shown} could not be renewed")
+        self._number += 1
+        # The one before stays: a listing may miss an object that was created while it was made.
+        self._objects.remove([_lock_name(self._number - 2)])
 
-    def _data(self, *, is_free: bool = False) -> bytes:
-        return json.dumps({"run": self._run, "renewed": self._renewed, "free": is_free}).encode()
+    def _create(self, number: int, *, is_free: bool = False) -> bool:
+        """Create an object; False if another process has. Raises StoreError: that is unknown."""
+        name = _lock_name(number)
+        data = json.dumps({"run": self._run, "free": is_free}).encode()
+        for _ in range(ATTEMPTS):
+            self._objects.create(name, data)
+            # Its answer may be lost, or be 409 because another process creates it now.
+            found = self._objects.get(name)
+            if found is not None:
+                return found.data == data
+            time.sleep(LOOK_S)
+        raise StoreError(f"the lock of {self._shown} cannot be written")
+
+    def _numbers(self) -> list[int]:
+        return [int(name.rpartition("/")[2]) for name, _ in self._objects.sizes(LOCKS)]
+
+    def _is_free(self, number: int) -> bool:
+        found = self._objects.get(_lock_name(number))
+        try:
+            return found is not None and bool(json.loads(found.data)["free"])
+        except (ValueError, KeyError, TypeError):
+            return False
 
 
-def _is_free(data: bytes) -> bool:
-    try:
-        return bool(json.loads(data)["free"])
-    except (ValueError, KeyError, TypeError):
-        return False
+def _lock_name(number: int) -> str:
+    return f"{LOCKS}/{number:020}"
 
 
 def _not_empty(shown: str) -> StoreUnusable:

@@ -6,13 +6,14 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from storage.backup import files as backup_files
-from storage.backup.files import LOCK_NAME, LocalFiles, StoredFiles
+from storage.backup.files import LOCKS, LocalFiles, StoredFiles
 from storage.backup.folder import BackupFolder, HoldsCopy, canonical, sealed
 from storage.base import StoreInUse, StoreUnusable
 from storage.replication.bases import encode_format
@@ -98,7 +99,7 @@ def test_only_one_process_at_a_time_changes_backups_and_the_next_need_not_wait(o
 def test_of_many_that_lock_at_the_same_time_one_at_a_time_does(opened, monkeypatch):
     opened().make("FORMAT", b"{}")
     monkeypatch.setattr(backup_files, "RENEW_S", 0.01)
-    inside, most, refused, done = [], [], [], []
+    inside, most, done = [], [], []
 
     def attempt(number):
         while True:
@@ -106,12 +107,14 @@ def test_of_many_that_lock_at_the_same_time_one_at_a_time_does(opened, monkeypat
                 with opened().locked() as check:
                     inside.append(number)
                     most.append(len(inside))
-                    check()
-                    inside.remove(number)
+                    try:
+                        check()
+                    finally:
+                        inside.remove(number)
                 done.append(number)
                 return
             except StoreInUse:
-                refused.append(number)
+                continue
 
     threads = [threading.Thread(target=attempt, args=(number,)) for number in range(4)]
     for each in threads:
@@ -161,6 +164,17 @@ def pass_some(listener, server, size):
         while size > 0 and (some := incoming.recv(min(size, 1 << 16))):
             outgoing.sendall(some)
             size -= len(some)
+
+
+def test_a_process_that_waits_for_a_lock_says_so_once(monkeypatch):
+    monkeypatch.setattr(backup_files, "LOOK_S", 0.01)
+    monkeypatch.setattr(backup_files, "LOCK_S", 0.05)
+    objects, said = BlockingObjectStore.open("memory:", timeout_s=PATIENCE_S), []
+    objects.put(f"{LOCKS}/{1:020}", b'{"free": false, "run": "another"}')
+    for _ in range(2):
+        with StoredFiles(objects, "memory:", on_wait=said.append).locked():
+            pass
+    assert said == ["memory: is locked; waiting for up to 0.05 s to see whether its process runs"]
 
 
 def test_an_upload_that_is_cut_off_leaves_no_file(s3, tmp_path, monkeypatch):
@@ -223,7 +237,8 @@ def lost(monkeypatch):
     folder = BackupFolder.make(StoredFiles(objects, "memory:"))
 
     def take():
-        objects.put(LOCK_NAME, b'{"free": false, "renewed": 0, "run": "another"}')
+        last = int(objects.sizes(LOCKS)[-1][0].rpartition("/")[2])
+        objects.put(f"{LOCKS}/{last + 1:020}", b'{"free": false, "run": "another"}')
 
     return folder, take
 
@@ -281,3 +296,25 @@ def test_wrong_credentials_are_an_error_without_a_secret(s3, monkeypatch):
     with pytest.raises(ObjectStoreRefused, match="PermissionDenied") as refused:
         BackupFolder.make(StoredFiles(BlockingObjectStore.open(url, timeout_s=PATIENCE_S, repeats=True), url))
     assert "wrong-secret" not in f"{refused.value}{refused.value.hint}"
+
+
+def test_a_process_that_was_stopped_while_it_took_a_lock_does_not_get_one_that_others_have_had_since(monkeypatch):
+    monkeypatch.setattr(backup_files, "LOOK_S", 0.01)
+    monkeypatch.setattr(backup_files, "RENEW_S", 0.01)
+    objects = BlockingObjectStore.open("memory:", timeout_s=PATIENCE_S)
+    late, create = StoredFiles(objects, "memory:"), objects.create
+
+    def create_late(name, data):
+        monkeypatch.setattr(objects, "create", create)
+        with ExitStack() as stack:
+            check = stack.enter_context(StoredFiles(objects, "memory:").locked())
+            for _ in range(5):
+                check()
+            assert objects.get(name) is None
+            held.push(stack.pop_all())
+        return create(name, data)
+
+    with ExitStack() as held:
+        monkeypatch.setattr(objects, "create", create_late)
+        with pytest.raises(StoreInUse), late.locked():
+            pass
