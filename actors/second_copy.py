@@ -25,6 +25,7 @@ from storage.base import StoreError, StoreUnusable
 from storage.pace import Pace, paced_rows
 from storage.replication.bases import BASES, FORMAT_NAME, MANIFEST, PART_BYTES, Parts, encode_format
 from storage.replication.carry import ObjectStoreRefused, carry_out
+from storage.replication.conditions import check_replacement
 from storage.replication.measured import MeasuredObjects, PutTimes
 from storage.replication.notices import log_name
 from storage.replication.outbox import Unsent, commit_of
@@ -73,6 +74,8 @@ VIEW_S = 300.0
 UPLOADS = 16
 #: Bytes of the journal, which a start reads to find commits that were not sent before a crash.
 UNSENT_BYTES = 64 << 20
+#: Objects by which a start checks the object store.
+PROBES = "probes"
 #: Above every commit: a log that ends before it has a gap.
 _NO_COMMIT = 1 << 63
 _AFTER_ALL = b"\xff" * 64
@@ -172,6 +175,8 @@ class SecondCopy:
         first = found or Record(secrets.token_hex(16))
         await self._note(lambda _: first.started(self._run))
         record = self._record
+        if self._reign is None and self._objects.can_exchange:
+            await self._check_replacement()
         await self._do(claim_prefix(FORMAT_NAME, encode_format(record.store), record.place))
         await self._do(check_place(record.place))
         unsent = await self._unsent(record)
@@ -193,6 +198,14 @@ class SecondCopy:
             await self._upload(reign.cut(after + 1, commits))
         await self._note_place()
         log.info("the second copy begins", extra={"epoch": reign.epoch, "commit": restarted.last, "has_base": has_base})
+
+    async def _check_replacement(self) -> None:
+        name = f"{PROBES}/{self._run.hex()}"
+        try:
+            await self._do(check_replacement(name))
+        finally:
+            with suppress(StoreError, StoreUnusable):
+                await self._objects.remove([name])
 
     async def _unsent(self, record: Record) -> Unsent:
         """Return the commits that the log may lack, if this is the start and nothing was written yet."""

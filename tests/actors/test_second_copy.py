@@ -306,6 +306,19 @@ async def test_an_object_store_that_ignores_conditions_is_refused(tmp_path, obje
             pass
 
 
+async def test_an_object_store_that_replaces_an_object_whatever_its_version_is_refused(tmp_path, objects, monkeypatch):
+    async def exchange(name, data, etag):
+        await trio.lowlevel.checkpoint()
+        objects.found[name] = (data, f"{etag}+")
+        return Verdict.DONE
+
+    monkeypatch.setattr(objects, "exchange", exchange)
+    with pytest.raises(Unconditional, match="If-Match"):
+        async with primary(tmp_path / "data", objects):
+            pass
+    assert set(objects.found) == set()
+
+
 async def test_without_conditional_replacement_there_is_no_lease_and_the_seal_still_fences(tmp_path, objects):
     objects.can_exchange = False
     for epoch in (1, 2, 3):
