@@ -130,7 +130,7 @@ async def compare_bases(objects: Objects, scratch: Path) -> ComparedBases:
                         found.equal.append(base.until)
                 await latest.aclose()
                 if number:
-                    await trio.to_thread.run_sync(shutil.rmtree, scratch / f"{number - 1}")
+                    await in_thread(shutil.rmtree, scratch / f"{number - 1}")
                 latest.push_async_exit(stack.pop_all())
             before, replayed = base, own
     return found

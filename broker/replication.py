@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from actors.second_copy import CopyStatus
     from actors.settings import ReplicationConfig
     from broker.config import Config
-    from broker.finding import Severity
     from broker.metrics import Metrics
+    from plainsong.protocol.answers.service import Severity
     from storage.base import Store
     from storage.replication.carry import Objects
     from storage.replication.object_store import BlockingObjectStore

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from plainsong.chains import ChainHead
     from plainsong.protocol.answers.messages import ReaderRow
-    from plainsong.protocol.answers.service import ClusterView, FindingRow
+    from plainsong.protocol.answers.service import ClusterView, FindingRow, ReplicationState
     from plainsong.protocol.answers.topics import (
         ChainPage,
         DeletedTopic,
@@ -254,9 +254,9 @@ def attention() -> Call[list[FindingRow]]:
     return Call(Request("GET", "/v1/attention"), _objects)
 
 
-def replication() -> Call[dict[str, Any]]:
+def replication() -> Call[ReplicationState]:
     """``GET /v1/replication``."""
-    return Call(Request("GET", "/v1/replication"), _dict)
+    return Call(Request("GET", "/v1/replication"), _object)
 
 
 def events_path(namespace: str, topics: Iterable[str], kinds: Iterable[str]) -> str:

@@ -35,7 +35,7 @@ from plainsong.protocol.ids import bound_at
 from plainsong.protocol.paging import pages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from plainsong import Client
     from plainsong.chains import ChainReport

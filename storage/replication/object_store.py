@@ -248,7 +248,7 @@ class ObjectStore:
         A cancelled caller leaves the thread to itself: for the protocol that is a lost answer, like any other.
         """
         with trio.move_on_after(GIVE_UP * self._timeout_s):
-            return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._calls)
+            return await in_thread(call, abandon_on_cancel=True, limiter=self._calls)
         raise ObjectStoreUnavailable(f"{doing}: no answer")
 
 
