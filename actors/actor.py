@@ -70,7 +70,7 @@ StepT = TypeVar("StepT", bound=Step)
 
 
 @dataclass(slots=True, eq=False)
-class _Turn(Generic[StepT]):
+class Turn(Generic[StepT]):
     """The state of one turn of an actor."""
 
     tickets: Sequence[Ticket[Any]]
@@ -102,7 +102,8 @@ class Actor(ABC, Generic[CoreT, StepT]):
         self._commit_requests = commit_requests
         self._commit_bytes = commit_bytes
         self._turns = turns or Turns(store)
-        self._in_turn = False
+        #: The turn under way; None between two turns.
+        self._turn: Turn[StepT] | None = None
         #: Set when the turn under way ends; None if no task waits for that.
         self._over: trio.Event | None = None
         #: Why a turn failed.
@@ -158,7 +159,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         return self._deadline_s is not None and trio.current_time() >= self._deadline_s
 
     async def _close_after_last_turn(self, core: CoreT, claim: Claim) -> None:
-        self._in_turn = True
+        self._turn = Turn(())
         try:
             await self._close(core, claim)
         finally:
@@ -166,9 +167,9 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     async def _turn_over(self) -> None:
         """Wait until no turn is under way; shielded from cancellation, since its commit may still happen."""
-        if self._in_turn:  # rare, and the scope is the most expensive part
+        if self._turn is not None:  # rare, and the scope is the most expensive part
             with trio.CancelScope(shield=True):
-                while self._in_turn:
+                while self._turn is not None:
                     self._over = trio.Event()
                     await self._over.wait()
         self._over = None
@@ -184,7 +185,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     def _has_arrived(self) -> None:
         """Mail has arrived, and its sender does not run the turns."""
-        if not self._in_turn:  # else the end of the turn sees it
+        if self._turn is None:  # else the end of the turn sees it
             self._turns.soon(self)
             self.wake()
 
@@ -194,10 +195,10 @@ class Actor(ABC, Generic[CoreT, StepT]):
     def turn_now(self) -> None:
         """Take a turn for the waiting mail. Does nothing during a turn or a load, which both end by starting one."""
         core, claim = self.core, self.claim
-        if self._in_turn or core is None or claim is None:
+        if self._turn is not None or core is None or claim is None:
             return
-        turn: _Turn[StepT] = _Turn(())
-        self._in_turn = True
+        turn: Turn[StepT] = Turn(())
+        self._turn = turn
         try:
             turn.tickets = self._mailbox.take(self._commit_requests, self._commit_bytes)
             turn.tickets = self._ready(core, turn.tickets)
@@ -215,7 +216,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
             return
         self._end_turn(core, turn, step)
 
-    def _begin_commit(self, core: CoreT, claim: Claim, turn: _Turn[StepT], step: StepT) -> None:
+    def _begin_commit(self, core: CoreT, claim: Claim, turn: Turn[StepT], step: StepT) -> None:
         self._commit_begins(step)
         written, prepare = partial(self._written, core, turn, step), partial(self._prepare, core, turn, step)
         try:
@@ -224,7 +225,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
             self._commit_ends(step, is_durable=False)
             raise
 
-    def _prepare(self, core: CoreT, turn: _Turn[StepT], step: StepT) -> None:
+    def _prepare(self, core: CoreT, turn: Turn[StepT], step: StepT) -> None:
         """Do the work that follows the commit while the disk syncs; no answer is given yet."""
         turn.is_prepared = True
         try:
@@ -234,11 +235,11 @@ class Actor(ABC, Generic[CoreT, StepT]):
         except Exception as error:  # noqa: BLE001  # raised again once the commit's outcome is known
             turn.error = error
 
-    def _make_answers(self, core: CoreT, turn: _Turn[StepT], step: StepT) -> None:
+    def _make_answers(self, core: CoreT, turn: Turn[StepT], step: StepT) -> None:
         self._committed(core, step)
         turn.answers = self._settled(core, step)
 
-    def _written(self, core: CoreT, turn: _Turn[StepT], step: StepT, failed: Exception | None) -> None:
+    def _written(self, core: CoreT, turn: Turn[StepT], step: StepT, failed: Exception | None) -> None:
         """Complete the turn after its commit, or fail it; called by the store with the outcome."""
         try:
             self._commit_ends(step, is_durable=failed is None)
@@ -253,14 +254,14 @@ class Actor(ABC, Generic[CoreT, StepT]):
             return
         self._end_turn(core, turn, step)
 
-    def _checked(self, core: CoreT, turn: _Turn[StepT], step: StepT, failed: Exception | None) -> None:
+    def _checked(self, core: CoreT, turn: Turn[StepT], step: StepT, failed: Exception | None) -> None:
         """Complete the turn if the claim still holds, or fail it; called with the outcome of the check."""
         if failed is not None:
             self._fall(turn, failed)
         else:
             self._end_turn(core, turn, step)
 
-    def _end_turn(self, core: CoreT, turn: _Turn[StepT], step: StepT) -> None:
+    def _end_turn(self, core: CoreT, turn: Turn[StepT], step: StepT) -> None:
         self._leave_turn()
         deadline_s = core.next_deadline_s()
         if deadline_s is not None and (self._deadline_s is None or deadline_s < self._deadline_s):
@@ -273,7 +274,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         finally:
             self._settle(core, step, turn.answers)
 
-    def _fall(self, turn: _Turn[StepT], error: Exception) -> None:
+    def _fall(self, turn: Turn[StepT], error: Exception) -> None:
         """Fail a turn: settle its requests with errors, and have the task raise the failure."""
         tickets = [*turn.tickets, *(as_ticket(ticket) for ticket, _ in turn.answers)]
         self._fail(tickets, turn.step, turn.operations, error)
@@ -283,7 +284,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         self.wake()
 
     def _leave_turn(self) -> None:
-        self._in_turn = False
+        self._turn = None
         if self._over is not None:
             self._over.set()
 
@@ -321,6 +322,35 @@ class Actor(ABC, Generic[CoreT, StepT]):
                 ticket.settle(self._moved())
             else:
                 ticket.settle(self._unavailable(why))
+
+    # --- while commits do not count in the second copy --------------------------------------------
+
+    def turn_refused(self, refusal: Callable[[], PlainsongError]) -> None:
+        """Refuse waiting requests that would change something; answer the others, if possible."""
+        self._mailbox.refuse(refusal, but=self.reads)
+        if self._turn is None:
+            self.turn_now()
+        elif self.core is not None:
+            self._answer_in_turn(self.core, self._turn, refusal)
+
+    def end_late(self, refusal: Callable[[], PlainsongError]) -> None:
+        """Answer the requests of the turn under way, whose commit does not count in time; the turn itself continues."""
+        turn = self._turn
+        if turn is None:
+            return
+        answers = turn.step.answers if turn.step is not None else ()
+        refused = {as_ticket(ticket) for ticket, answer in answers if isinstance(answer, PlainsongError)}
+        for ticket in turn.tickets:
+            if ticket in refused or isinstance(ticket.ask, self.reads):
+                ticket.settle(refusal())
+                ticket.abandoned = True  # or it would be parked at the end of the turn
+            else:
+                ticket.settle(self._outcome_unknown(refusal().detail))
+
+    def _answer_in_turn(self, core: CoreT, turn: Turn[StepT], refusal: Callable[[], PlainsongError]) -> None:
+        """Answer the waiting requests without a step."""
+        del core, turn
+        self._mailbox.refuse(refusal)
 
     # --- each actor's own -------------------------------------------------------------------------
 

@@ -116,9 +116,13 @@ class PointerClosing:
         for ticket in waiting:
             ticket.settle(TransactionsUnavailable(down, hint="nothing happened; commit again"))
 
+    def waiting(self) -> list[Ticket[Any]]:
+        """Return all tickets."""
+        return [*self._closed, *(each for tickets in self._waiting.values() for each in tickets)]
+
     def abandon(self) -> list[Ticket[Any]]:
         """Drop all tickets, and return them for the caller to settle."""
-        gone = [*self._closed, *(each for tickets in self._waiting.values() for each in tickets)]
+        gone = self.waiting()
         self._waiting.clear()
         self._closed.clear()
         return gone

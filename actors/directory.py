@@ -244,6 +244,11 @@ class Directory:
                 if entry.actor.is_idle and now_s - entry.used_s > (1.0 if absent else self.settings.idle_s):
                     self._close_entry(entry)
 
+    def end_late(self, refusal: Callable[[], PlainsongError]) -> None:
+        """See ``Actor.end_late``: of every actor."""
+        for entry in (*self._entries.values(), *self._ending.values()):
+            entry.actor.end_late(refusal)
+
     def close(self) -> None:
         """Refuse new requests; the actors serve those that wait, and answer parked polls with empty pages."""
         self._closed = True

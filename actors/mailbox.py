@@ -228,6 +228,17 @@ class Mailbox:
             self._bytes -= ticket.ask.size
             ticket.settle(error())
 
+    def refuse(self, error: Callable[[], PlainsongError], *, but: tuple[type[Ask[Any]], ...] = ()) -> None:
+        """Settle waiting tickets with an error: nothing happened; those of the classes in ``but`` stay."""
+        kept: deque[Ticket[Any]] = deque()
+        for ticket in self._queue:
+            if isinstance(ticket.ask, but):
+                kept.append(ticket)
+            else:
+                self._bytes -= ticket.ask.size
+                ticket.settle(error())
+        self._queue = kept
+
     def close(self) -> None:
         """Refuse new tickets; waiting ones can still be taken. Idempotent."""
         self._is_closed = True
@@ -304,6 +315,9 @@ class RunnableActor(Protocol):
     def turn_now(self) -> None:
         """Take a turn for the waiting mail; neither waits nor raises."""
 
+    def turn_refused(self, refusal: Callable[[], PlainsongError]) -> None:
+        """Refuse waiting requests that would change something; neither waits nor raises."""
+
     def wake(self) -> None:
         """Wake the actor's task, which runs the turns that are due."""
 
@@ -320,6 +334,8 @@ class Turns:
         self._is_taking_in = False
         self._take_in: Callable[[], None] | None = None
         self._wake: Callable[[], None] = lambda: None
+        #: Makes the error for requests that would change something; None: they are not refused.
+        self.refusal: Callable[[], PlainsongError] | None = None
 
     @property
     def are_run(self) -> bool:
@@ -412,6 +428,13 @@ class Turns:
             self._store.write_gathered()
 
     def _take_turns(self) -> None:
+        if self.refusal is not None:
+            self._refuse_turns(self.refusal)
         while self._due:
             actor, _ = self._due.popitem()
             actor.turn_now()
+
+    def _refuse_turns(self, refusal: Callable[[], PlainsongError]) -> None:
+        while self._due:
+            actor, _ = self._due.popitem()
+            actor.turn_refused(refusal)

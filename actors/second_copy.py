@@ -1,7 +1,8 @@
 """The second copy: ships the store's commits to an object store, and makes bases there.
 
-One task ships: at least every ``interval_ms`` it takes the batches in the outbox as one segment, and stores that before it
-takes the next. Another makes a base if there is none, and one at intervals, and removes old bases and segments. Both
+One task ships: it takes the batches in the outbox as one segment, every ``interval_ms`` or, with the mode ``sync``, at
+once. Up to ``uploads`` segments are under way; one counts once it and all before it are stored. Another task makes a base
+if there is none, and one at intervals, and removes old bases and segments. Both
 survive an outage of the object store: commits wait in the outbox, which is bounded. If it overflows, the epoch ends with
 a gap, and later commits cannot be restored until a new base is complete.
 
@@ -22,15 +23,16 @@ import trio
 
 from plainsong.protocol.effects import Table
 from storage.base import StoreError, StoreUnusable
+from storage.leveldb.shipping import NO_COMMIT
 from storage.pace import Pace, paced_rows
 from storage.replication.bases import BASES, FORMAT_NAME, MANIFEST, PART_BYTES, Parts, encode_format
-from storage.replication.carry import ObjectStoreRefused, carry_out
+from storage.replication.carry import ObjectStoreRefused, carry_out, ignore
 from storage.replication.conditions import check_replacement
 from storage.replication.measured import MeasuredObjects, PutTimes
 from storage.replication.notices import log_name
-from storage.replication.outbox import Unsent, commit_of
+from storage.replication.outbox import Unsent, commit_of, operations_of
 from storage.replication.protocol import (
-    ROOT,
+    DirectoryBehind,
     OwnDirectory,
     Reign,
     ReignOver,
@@ -42,7 +44,7 @@ from storage.replication.protocol import (
 )
 from storage.replication.reading import bases_of, rows_of
 from storage.replication.record import Record, read_record, write_record
-from storage.replication.segment import ASYNC, RUN_BYTES, encode_segment, is_segment
+from storage.replication.segment import ASYNC, RUN_BYTES, SYNC, encode_segment, is_segment
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from storage.replication.carry import Objects
     from storage.replication.outbox import Outbox, Taken
     from storage.replication.protocol import Steps
-    from storage.replication.segment import Commit
+    from storage.replication.segment import Commit, Segment
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -71,13 +73,11 @@ NOTE_EVERY_S = 5.0
 #: A view for a base expires this long after its last use.
 VIEW_S = 300.0
 #: Consecutive segments below a seal, after which no earlier seal is searched for: uploads under way are fewer.
-UPLOADS = 16
+MAX_UPLOADS = 16
 #: Bytes of the journal, which a start reads to find commits that were not sent before a crash.
 UNSENT_BYTES = 64 << 20
 #: Objects by which a start checks the object store.
 PROBES = "probes"
-#: Above every commit: a log that ends before it has a gap.
-_NO_COMMIT = 1 << 63
 _AFTER_ALL = b"\xff" * 64
 
 
@@ -85,6 +85,7 @@ _AFTER_ALL = b"\xff" * 64
 class CopyStatus:
     """The state of a copy, for operators."""
 
+    mode: int
     epoch: int
     last: int
     """The last commit of the store."""
@@ -132,6 +133,7 @@ class SecondCopy:
         self._settings = settings
         self._base_bytes_per_s = base_bytes_per_s
         self._interval_s = settings.interval_ms / 1000
+        self._mode = SYNC if settings.mode == "sync" else ASYNC
         self._now_ms = now_ms
         self._run = b""
         self._record = Record("")
@@ -140,10 +142,10 @@ class SecondCopy:
         self._reign: Reign | None = None
         #: Changes that must be made before a base of this epoch begins.
         self._unmade: Sequence[SealedChange] = ()
-        #: The place after the last segment that is stored. All before it are, since they are stored one by one.
-        self._stored = ROOT
-        self._under_way: Taken | None = None
-        self._full = trio.Event()
+        #: Batches of the segments that are not stored yet, by number.
+        self._under_way: dict[int, Taken] = {}
+        #: Set when the shipping task has something to do.
+        self._woken = trio.Event()
         self._progress = trio.Event()
         self._is_finishing = False
         self._finished = trio.Event()
@@ -163,7 +165,7 @@ class SecondCopy:
 
         Raises:
           Foreign, ReignOver: the log belongs to another directory, or another process has continued it.
-          DirectoryBehind: the log has commits that this directory lacks.
+          DirectoryBehind: the log has commits that this directory lacks, and does not continue its last one.
           BucketWentBack: objects are missing that were there.
           Unconditional: the object store cannot fence.
           StoreUnusable, StoreError, DamagedLog: it cannot be read or written.
@@ -181,14 +183,18 @@ class SecondCopy:
         await self._do(check_place(record.place))
         unsent = await self._unsent(record)
         since = unsent.entries[0][0] - 1 if unsent.entries else restarted.last
-        own = OwnDirectory(restarted.last, frozenset(record.runs), since)
+        own = OwnDirectory(restarted.last, frozenset(record.runs), since, applies=self._reign is None)
         known, leased = record.known_epoch, self._objects.can_exchange
-        place = await self._do(take_over(self._run, record.place, known=known, leased=leased, directory=own))
+        steps = take_over(self._run, record.place, known=known, leased=leased, directory=own)
+        place = await self._do(steps, self._apply)
+        if place.commit is not None and place.commit > restarted.last:
+            restarted = self._outbox.restart()
         has_base = place.commit is not None and record.base is not None
         self._is_given_up = place.commit is None and record.base is not None
         await self._note(lambda record: replace(record.at(place, self._run), base=record.base if has_base else None))
-        self._stored = place
-        self._reign = reign = Reign(place, self._run, ASYNC, has_base=has_base)
+        mode = self._mode
+        self._reign = reign = Reign(place, self._run, mode, has_base=has_base)
+        self._outbox.progressed(reign.logged, None)
         self._unmade = restarted.unmade
         if place.commit is None:
             await self._upload(reign.open(restarted.last, self._now_ms()))
@@ -196,6 +202,10 @@ class SecondCopy:
             time_ms, after = self._now_ms(), place.commit
             commits = await self._store.run_reader(lambda tables: unsent.commits(tables, after, time_ms))
             await self._upload(reign.cut(after + 1, commits))
+        if mode == ASYNC and not reign.says_mode:
+            # A process that takes over goes by the mode in the log, so the log must have it before the first answer.
+            await self._upload(reign.announce(self._now_ms()))
+        self._outbox.progressed(reign.logged, reign.counted)
         await self._note_place()
         log.info("the second copy begins", extra={"epoch": reign.epoch, "commit": restarted.last, "has_base": has_base})
 
@@ -220,21 +230,25 @@ class SecondCopy:
         Raises:
           ReignOver, Foreign, BucketWentBack: the daemon must end, since another process owns the log.
         """
-        while True:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._make_bases)
-                await self._ship()
-                nursery.cancel_scope.cancel()
-            if self._is_finishing:
-                self._finished.set()
-                return
-            log.warning("the second copy has a gap and begins with a new base", extra={"why": self._outbox.lost})
-            await self._patiently(self.begin)
+        try:
+            while True:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._make_bases)
+                    await self._ship()
+                    nursery.cancel_scope.cancel()
+                if self._is_finishing:
+                    self._finished.set()
+                    return
+                log.warning("the second copy has a gap and begins with a new base", extra={"why": self._outbox.lost})
+                await self._patiently(self.begin)
+        finally:
+            # Nothing is acknowledged after the end of the reign.
+            self._outbox.close("the daemon writes its second copy no longer")
 
     async def finish(self) -> None:
         """Ship everything that waits. Returns once it is stored; cancel it to give up."""
         self._is_finishing = True
-        self._full.set()
+        self._woken.set()
         await self._finished.wait()
 
     @property
@@ -245,17 +259,18 @@ class SecondCopy:
     @property
     def status(self) -> CopyStatus:
         """The present state."""
-        reign, record, taken = self._reign, self._record, self._under_way
+        reign, record, under_way = self._reign, self._record, list(self._under_way.values())
         assert reign is not None  # it has begun
         last, counted = self._outbox.last, reign.counted
         logged = reign.logged if counted is None else counted
-        oldest_ms = taken.batches[0].time_ms if taken is not None else self._outbox.oldest_ms
+        oldest_ms = min((each.batches[0].time_ms for each in under_way), default=self._outbox.oldest_ms)
         return CopyStatus(
+            mode=self._mode,
             epoch=reign.epoch,
             last=last,
             counted=counted,
             lag_commits=last - (logged or 0),
-            lag_bytes=self._outbox.waiting_bytes + (0 if taken is None else taken.size),
+            lag_bytes=self._outbox.waiting_bytes + sum(each.size for each in under_way),
             lag_s=0.0 if oldest_ms is None else max(0.0, (self._now_ms() - oldest_ms) / 1000),
             uploaded_ms=self._uploaded_ms,
             error=self._error,
@@ -272,45 +287,68 @@ class SecondCopy:
             self._loop.run_sync_soon(self._wake, idempotent=True)
 
     def _wake(self) -> None:
-        self._full.set()
+        self._woken.set()
 
     async def _ship(self) -> None:
         """Ship until the outbox has lost commits, or until the end."""
         self._look_at_s = trio.current_time() + LOOK_EVERY_S
-        while True:
-            while (taken := self._outbox.take(self._settings.segment_bytes)) is not None:
-                await self._ship_taken(taken)
-            if self._outbox.lost:
-                return
-            if self._is_finishing:
-                await self._note_place()
-                return
-            if trio.current_time() >= self._look_at_s:
-                await self._look()
-            if self._record.place != self._stored and trio.current_time() >= self._note_at_s:
-                await self._note_place()
-            with trio.move_on_after(self._interval_s):
-                await self._full.wait()
-            if not self._is_finishing:
-                self._full = trio.Event()
+        async with trio.open_nursery() as uploads:
+            while True:
+                if self._outbox.is_torn:
+                    raise StoreError(
+                        "the disk did not take a commit that was sent to the second copy already",
+                        hint="the next start takes the commit from there",
+                    )
+                await self._close_segments(uploads)
+                if not self._under_way:
+                    if self._outbox.lost:
+                        return
+                    if self._is_finishing:
+                        await self._note_place()
+                        return
+                if trio.current_time() >= self._look_at_s:
+                    await self._look()
+                if self._record.place != self._now.logged_place and trio.current_time() >= self._note_at_s:
+                    await self._note_place()
+                due_s = self._due_in_s()
+                with trio.move_on_after(due_s if due_s > 0 else self._interval_s):
+                    await self._woken.wait()
+                self._woken = trio.Event()
 
-    async def _ship_taken(self, taken: Taken) -> None:
-        self._under_way = taken
-        commits = await in_thread(_commits_of, taken, max_wait_s=inf)
-        segment = self._now.draft(taken.first, commits)
-        data = await in_thread(encode_segment, segment, max_wait_s=inf)
-        await self._upload(self._now.drafted(segment, data))
-        self._under_way = None
+    async def _close_segments(self, uploads: trio.Nursery) -> None:
+        """Begin the uploads that are due."""
+        while len(self._under_way) < self._settings.uploads and self._due_in_s() <= 0:
+            taken = self._outbox.take(self._settings.segment_bytes)
+            if taken is None:
+                return
+            reign = self._now
+            self._under_way[reign.place.number] = taken
+            segment, data = await in_thread(_encoded, reign, taken, max_wait_s=inf)
+            uploads.start_soon(self._upload, reign.drafted(segment, data))
+
+    def _due_in_s(self) -> float:
+        """Return how long the oldest batch may wait for others; ``interval_s`` if there is none."""
+        oldest_ms = self._outbox.oldest_ms
+        if oldest_ms is None:
+            return self._interval_s
+        if self._mode == SYNC or self._is_finishing or self._outbox.lost:
+            return 0.0
+        age_s = (self._now_ms() - oldest_ms) / 1000
+        is_full = self._outbox.waiting_bytes >= self._settings.segment_bytes
+        # A clock that was set back makes no batch wait for longer.
+        return 0.0 if is_full or age_s < 0 else self._interval_s - age_s
 
     async def _upload(self, upload: Upload) -> None:
         """Store an object of the log."""
         await self._put(upload)
         self._now.stored(upload.number)
-        self._stored = self._now.place
+        self._under_way.pop(upload.number, None)
         self._uploaded_ms = self._now_ms()
         self._look_at_s = trio.current_time() + LOOK_EVERY_S
         progress, self._progress = self._progress, trio.Event()
         progress.set()
+        self._woken.set()
+        self._outbox.progressed(self._now.logged, self._now.counted)
 
     async def _put(self, upload: Upload) -> None:
         await self._patiently(lambda: self._do(store(upload)))
@@ -324,8 +362,23 @@ class SecondCopy:
                 self._failed(error.detail)
                 await trio.sleep(REFUSED_PAUSE_S)
 
-    async def _do(self, steps: Steps[T]) -> T:
-        found = await carry_out(self._objects, steps, failed=self._failed)
+    async def _apply(self, segment: Segment) -> None:
+        """Write what the log has and the directory lacks: after a power cut, or in an earlier state of the disk.
+
+        Raises:
+          DirectoryBehind: the log does not continue the directory's last commit.
+        """
+        for number, commit in enumerate(segment.commits, segment.first):
+            last = self._outbox.last
+            if number <= last:
+                continue
+            if number == last + 1:
+                await self._store.apply(operations_of(commit))
+            if self._outbox.last != number:
+                raise DirectoryBehind(f"the log has commit {number}, and this directory ends at {last}")
+
+    async def _do(self, steps: Steps[T], apply: Callable[[Segment], Awaitable[object]] = ignore) -> T:
+        found = await carry_out(self._objects, steps, apply, failed=self._failed)
         if self._error:
             log.info("the object store responds again")
         self._error = ""
@@ -374,8 +427,14 @@ class SecondCopy:
 
     async def _note_place(self) -> None:
         """Note the place up to which the log is stored."""
-        place = self._stored
-        await self._note_if_possible(lambda record: record.at(place, self._run))
+        await self._note_if_possible(self._at_place)
+
+    def _at_place(self, record: Record) -> Record:
+        """Return the record at the place up to which the log is stored, once the directory has everything before it."""
+        place, here = self._now.logged_place, self._store.number
+        if place.commit is not None and (here is None or here < place.commit):
+            return record
+        return record.at(place, self._run)
 
     # --- bases -----------------------------------------------------------------------------------
 
@@ -400,7 +459,7 @@ class SecondCopy:
         """Copy the whole store. Raises StoreError: it may be tried again."""
         place = self._now.place  # every commit before it is in the store, and so in the view
         parts = Parts(place, self._run, self._now_ms(), secrets.token_bytes(4))
-        view = await self._store.pin(VIEW_S)
+        view = await self._store.pin_now(VIEW_S)
         try:
             for table in Table:
                 await self._copy_table(view, table, parts)
@@ -413,9 +472,9 @@ class SecondCopy:
         await self._put(Upload(0, f"{base.folder}/{MANIFEST}", base.encode()))
         self._now.based()
         self._is_given_up = False
-        place = self._stored
+        self._outbox.progressed(self._now.logged, self._now.counted)
         await self._note_if_possible(
-            lambda record: replace(record.at(place, self._run), base=base.commit, base_ms=base.until_ms)
+            lambda record: replace(self._at_place(record), base=base.commit, base_ms=base.until_ms)
         )
         log.info("a base of the second copy is complete", extra={"commit": base.until, "bytes": base.size})
         return base
@@ -447,8 +506,7 @@ class SecondCopy:
         if len(before) < 2:
             return
         # A start reads the log from the noted place.
-        place = self._stored
-        await self._note(lambda record: record.at(place, self._run))
+        await self._note(self._at_place)
         # Only after the newest was read back completely.
         await rows_of(self._objects, newest, _look_at)
         oldest = before[-1]
@@ -487,7 +545,7 @@ class SecondCopy:
                 segments += 1
             else:
                 seal, segments = at, 0
-            if seal < len(names) and segments >= UPLOADS:
+            if seal < len(names) and segments >= MAX_UPLOADS:
                 break
         return names[:seal] if seal < len(names) else []
 
@@ -502,7 +560,7 @@ async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
     run = secrets.token_bytes(RUN_BYTES)
     record = record.started(run)
     await in_thread(write_record, directory, record)
-    own = OwnDirectory(_NO_COMMIT, frozenset(record.runs), _NO_COMMIT)
+    own = OwnDirectory(NO_COMMIT, frozenset(record.runs), NO_COMMIT)
     known, leased = record.known_epoch, objects.can_exchange
     await carry_out(objects, take_over(run, record.place, known=known, leased=leased, directory=own))
 
@@ -512,5 +570,7 @@ async def _look_at(commit: Commit) -> None:
     await trio.lowlevel.checkpoint()
 
 
-def _commits_of(taken: Taken) -> list[Commit]:
-    return [commit_of(batch) for batch in taken.batches]
+def _encoded(reign: Reign, taken: Taken) -> tuple[Segment, bytes]:
+    """Return the next segment. For a thread; the reign must not change before ``drafted``."""
+    segment = reign.draft(taken.first, [commit_of(batch) for batch in taken.batches])
+    return segment, encode_segment(segment)

@@ -10,6 +10,7 @@ from storage.settings import (
     GIB,
     KIB,
     MIB,
+    choice,
     count,
     file_name,
     milliseconds,
@@ -153,9 +154,24 @@ class ReplicationConfig:
         pattern=r"(?:(?:s3://|gs://|az://|file:/)\S*)?",
         expected="s3://bucket/prefix, gs://..., az://... or file:/path",
     )
+    mode: str = choice(
+        "async",
+        "async: an answer does not wait for the copy. sync: a change is answered, and visible, only once it is in the "
+        "copy too; while the object store does not answer, changes are refused, and polls are served.",
+        "async",
+        "sync",
+    )
+    uploads: int = count(
+        4,
+        "Objects that are sent at the same time.",
+        small="with sync, a slow object store limits the rate",
+        large="more requests, and more memory",
+        low=1,
+        high=8,
+    )
     interval_ms: int = milliseconds(
         1000,
-        "The longest time that a commit waits before it is sent.",
+        "The longest time that a commit waits before it is sent; with sync it does not wait.",
         small="many small objects, each of which costs a request",
         large="the commits of this time are lost with the machine",
         low=10,
@@ -196,7 +212,7 @@ class ReplicationConfig:
     )
     timeout_s: float = seconds(
         30.0,
-        "The time limit of a request to the object store.",
+        "The time limit of a request to the object store; with sync, also of an answer that waits for it.",
         small="large objects never arrive over a slow line",
         large="a connection that hangs is noticed late",
         low=0.1,

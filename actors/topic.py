@@ -31,11 +31,14 @@ from plainsong.protocol.topic.asks import (
     ListProducers,
     ListReaders,
     Look,
+    OpenProducer,
     Publish,
     PublishEach,
     PublishStaged,
     PublishUnder,
+    SetReader,
     Stats,
+    StoreUnder,
 )
 from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.pending import transactional_pointers
@@ -47,7 +50,7 @@ from plainsong.protocol.transactions.transaction import NoAuthority
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from actors.actor import Answers
+    from actors.actor import Answers, Turn
     from actors.cache import TopicCache
     from actors.mailbox import Mailbox, Ticket
     from actors.observe import Clock, Observer, SpaceGuard
@@ -84,6 +87,8 @@ TOPIC_READS = (
 _NO_TIME = Now(0, 0.0)
 #: Requests that publish messages.
 PUBLISHES = (Publish, PublishEach, PublishStaged, PublishUnder)
+#: Requests of a commit under way during which polls can be answered: what they read does not depend on it.
+_ADDS = (Publish, PublishEach, PublishUnder, StoreUnder, OpenProducer, SetReader, *TOPIC_READS)
 
 
 @dataclass(slots=True)
@@ -134,6 +139,7 @@ class TopicActor(Actor[TopicCore, Step]):
         self._cache = cache
         self._term: Term | None = None
         self._loop_s = trio.lowlevel.current_clock().current_time
+        self._answers_late = environment.store.traits.answers_late
 
     def __repr__(self) -> str:
         return f"<TopicActor {self.name} {self.core!r}>"
@@ -141,18 +147,44 @@ class TopicActor(Actor[TopicCore, Step]):
     @property
     def is_idle(self) -> bool:
         """True if the topic can be closed without an effect on any caller."""
-        if self._in_turn or len(self._mailbox) or (self.core and len(self.core.parking)):
+        if self._turn is not None or len(self._mailbox) or (self.core and len(self.core.parking)):
             return False
         return not self._environment.pointers.waiting(self.name)
 
     def look_now(self, look: Look) -> Span | None:
         """Answer a look without a step; None if a step is under way or due, so that the mailbox must be used."""
         core = self.core
-        if core is None or self._shared or self._in_turn or self._failure is not None or not self._mailbox.is_empty:
+        if core is None or self._shared or self._failure is not None:
             return None
-        if self.name in self._environment.pointers.decided_topics:
+        if self._turn is not None:
+            is_plain = self._answers_late and only_adds(self._turn) and self._mailbox.closed_for is None
+        else:
+            is_plain = self._mailbox.is_empty
+        if not is_plain or self.name in self._environment.pointers.decided_topics:
             return None  # a step applies them first
         return core.look_now(look, self._now())
+
+    def _answer_in_turn(self, core: TopicCore, turn: Turn[Step], refusal: Callable[[], PlainsongError]) -> None:
+        """Answer waiting polls, and parked ones whose wait is over, from before the turn; refuse other requests."""
+        now = self._now()
+        if not only_adds(turn) or self.name in self._environment.pointers.decided_topics:
+            self._mailbox.refuse(refusal)
+            for parked in core.parking.take_overdue(now.mono_s):
+                as_ticket(parked.ticket).settle(refusal())
+            return
+        self._mailbox.refuse(refusal, but=(Look,))
+        answers: Answers = []
+        for ticket in self._ready(core, self._mailbox.take(self._commit_requests, self._commit_bytes)):
+            if isinstance(ticket.ask, Look):  # the others were refused
+                answers += core.look_in_turn(ticket, ticket.ask, now)
+        answers += core.overdue(now)
+        complete_all(answers)
+
+    def end_late(self, refusal: Callable[[], PlainsongError]) -> None:
+        """See ``Actor.end_late``."""
+        super().end_late(refusal)
+        if self._turn is not None and self.core is not None:
+            self._answer_in_turn(self.core, self._turn, refusal)
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -331,6 +363,11 @@ class TopicActor(Actor[TopicCore, Step]):
 
     def _outcome_unknown(self, why: str) -> PlainsongError:
         return OutcomeUnknown(why, hint="read the topic to check whether it happened, or send it again")
+
+
+def only_adds(turn: Turn[Step]) -> bool:
+    """True if no request of a turn changes what polls may read of earlier messages."""
+    return all(isinstance(ticket.ask, _ADDS) for ticket in turn.tickets)
 
 
 def topic_moved(name: TopicName) -> NoOwner:

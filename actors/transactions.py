@@ -8,6 +8,7 @@ every call, and every publish under a pointer, fails with TransactionsUnavailabl
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -122,6 +123,11 @@ class TransactionService:
         """
         self._supervision.close(given_away=given_away)
         self._actor.wake_replicas()
+
+    @property
+    def actor(self) -> TransactionActor:
+        """The owner of the ledger."""
+        return self._actor
 
     @property
     def deposed(self) -> bool:
@@ -562,6 +568,12 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
     def _now(self) -> ManagerNow:
         return ManagerNow(self._clock.now_ms(), trio.current_time())
+
+    def end_late(self, refusal: Callable[[], PlainsongError]) -> None:
+        """See ``Actor.end_late``; requests on a detour may still take effect."""
+        super().end_late(refusal)
+        for ticket in (*self._returning, *self._frozen, *self._closing.waiting(), *chain(*self._aborting.values())):
+            ticket.settle(self._outcome_unknown(refusal().detail))
 
     # --- commits that wait for topics -------------------------------------------------------------
 

@@ -50,7 +50,7 @@ from broker.link.proof import link_secret
 from broker.listeners import serve, start_thrift
 from broker.metrics import Metrics
 from broker.reload import Reloads
-from broker.replication import add_copy_gauges, copy_findings, outbox_of, second_copy
+from broker.replication import add_copy_gauges, copy_findings, outbox_of, second_copy, start_refusing
 from broker.security.setup import build_security
 from broker.stores import fitted, open_store, place_of
 from broker.systemd import Notifier
@@ -127,6 +127,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
         if testing is not None:
             daemon = replace(daemon, endpoints=testing.faulty(daemon.endpoints))
             await actors.start(testing.serve)
+        start_refusing(outbox, daemon, actors)
         await daemon.start(actors)
         budget = BodyBudget(config.http.max_inflight_bytes, daemon.answers)
         add_gauges(metrics, daemon.directory, store, daemon.clock, daemon.space, budget, daemon.store_time)

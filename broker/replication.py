@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from actors.late_commits import LateCommits
 from actors.second_copy import SecondCopy
 from broker.finding import Finding
 from broker.metrics import LATENCY_BUCKETS_S, Distributions
 from storage.base import StoreUnusable
 from storage.leveldb import LevelDBStore
+from storage.replication.counted_store import CountingOutbox
 from storage.replication.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
     from actors.second_copy import CopyStatus
     from actors.settings import ReplicationConfig
     from broker.config import Config
+    from broker.daemon import Daemon
     from broker.metrics import Metrics
     from plainsong.protocol.answers.service import Severity
+    from plainsong.protocol.errors import PlainsongError
     from storage.base import Store
     from storage.replication.carry import Objects
     from storage.replication.object_store import BlockingObjectStore
@@ -65,6 +69,8 @@ def outbox_of(config: Config) -> Outbox | None:
     replication = config.replication
     if not replication.to:
         return None
+    if replication.mode == "sync":
+        return CountingOutbox(max_bytes=replication.backlog_bytes, timeout_s=replication.timeout_s)
     return Outbox(max_bytes=replication.backlog_bytes, full_bytes=replication.segment_bytes)
 
 
@@ -100,6 +106,20 @@ async def second_copy(config: Config, store: Store, outbox: Outbox | None) -> As
         with trio.move_on_after(config.shutdown.drain_s):
             await copy.finish()
         nursery.cancel_scope.cancel()
+
+
+def start_refusing(outbox: Outbox | None, daemon: Daemon, actors: trio.Nursery) -> None:
+    """In the mode ``sync``, refuse requests while their commits could not count. Call before the daemon serves."""
+    if not isinstance(outbox, CountingOutbox):
+        return
+    directory, service = daemon.directory, daemon.authority.own
+
+    def end_late(refusal: Callable[[], PlainsongError]) -> None:
+        directory.end_late(refusal)
+        if service is not None:
+            service.actor.end_late(refusal)
+
+    actors.start_soon(LateCommits(outbox, directory.environment.turns, end_late).run)
 
 
 def _why(error: str) -> str:

@@ -16,6 +16,7 @@ from storage.base import StoreUnusable
 from storage.directory import opening_failed, read_format
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.memory import MemoryStore
+from storage.replication.counted_store import CountedStore, CountingOutbox
 
 if TYPE_CHECKING:
     import ssl
@@ -55,7 +56,8 @@ async def open_store(config: Config, shipper: Shipper | None = None) -> AsyncIte
         store = await HBaseStore.open(_addresses(hbase), hbase, hbase_tls(hbase))
     else:
         options = LevelDBOptions(config.storage)
-        store = await LevelDBStore.open(config.storage.data_dir, options, address=config.http.bind, shipper=shipper)
+        kind = CountedStore if isinstance(shipper, CountingOutbox) else LevelDBStore
+        store = await kind.open(config.storage.data_dir, options, address=config.http.bind, shipper=shipper)
     try:
         yield store
     finally:

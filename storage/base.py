@@ -120,6 +120,8 @@ class StoreTraits:
     """True if ``drop`` costs the same for any number of rows, and reads none."""
     in_order: bool = False
     """True if commits take effect in the order in which they were begun, even those of different claims."""
+    answers_late: bool = False
+    """True if a commit may take much longer than a sync, so that polls are answered while one is under way."""
     shared: bool = False
     """True if other instances may claim topics too: an owner must call ``check`` before it answers without a write."""
 

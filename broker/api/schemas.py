@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 #: Any route.
 ANY = ("invalid_parameter", "overloaded", "internal")
 #: Reads of a topic, which may have no owner at the moment.
-READS = (*ANY, "invalid_name", "topic_not_found", "recovering", "no_owner", "shutting_down", "storage_failed")
+READS = (
+    *ANY,
+    "invalid_name",
+    "topic_not_found",
+    "recovering",
+    "no_owner",
+    "shutting_down",
+    "storage_failed",
+    "replication_unavailable",
+)
 #: Changes of a topic, whose outcome may be unknown.
 WRITES = (*READS, "outcome_unknown")
 #: Routes with a body.

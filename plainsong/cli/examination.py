@@ -208,9 +208,10 @@ def look_at_copy(where: Where) -> list[Finding]:
         return [Finding("second copy", "warning", one_line(error.detail), one_line(error.hint))]
     if found["role"] == "none":
         return []
-    says = f"{found['to']}: epoch {found['epoch']}, {counted(found['lagCommits'], 'commit')} behind"
-    if found["puts"]:
-        half, most = (show_seconds(found[name] / 1000) for name in ("putP50Ms", "putP99Ms"))
+    says = f"{found['to']}: epoch {found['epoch']}, {counted(found['lagCommits'] or 0, 'commit')} behind"
+    half_ms, most_ms = found["putP50Ms"], found["putP99Ms"]
+    if half_ms is not None and most_ms is not None:
+        half, most = show_seconds(half_ms / 1000), show_seconds(most_ms / 1000)
         says += f"; a write takes {half} (p99 {most}, of {found['puts']}), and never replaces an object"
     return [Finding("second copy", "ok", one_line(says))]
 

@@ -477,6 +477,14 @@ class StorageFailed(Unavailable):
     title = "The store failed"
 
 
+class ReplicationUnavailable(Unavailable):
+    """The second copy cannot be written now, and acknowledged changes must be in it: the request was not accepted."""
+
+    code = "replication_unavailable"
+    title = "The second copy is not available"
+    retry_after_s = 5
+
+
 class OutcomeUnknown(Unavailable):
     """The store failed while writing: the request may have happened."""
 

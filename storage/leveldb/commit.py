@@ -117,6 +117,7 @@ class Committer:
         #: Batches of this group for the shipper, and the group's changes of sealed volumes.
         self._handed: list[Handed] = []
         self._sealed_changes: list[SealedChange] = []
+        self._ship_early = self._hand_over if shipper is not None and shipper.is_early else None
         self._sets = sets
         self._databases = databases
         self._metadata = metadata
@@ -160,6 +161,8 @@ class Committer:
             self._seal_if_full()
         except BaseException:
             self.failed = True
+            if self._shipper is not None:
+                self._shipper.write_failed(self._metadata.position)
             raise
 
     def _write(self, group: Sequence[PendingWrite], while_syncing: Callable[[], object] | None) -> None:
@@ -177,7 +180,7 @@ class Committer:
             work.change = change if change.removed or change.rolled_back else None
             if work.change is not None and self._shipper is not None:
                 self._sealed_changes.append(work.change)
-        self._flush(batch, while_syncing)
+        self._flush(batch, while_syncing or self._ship_early)
         for work in group:
             if work.change is not None:
                 # Before another volume can be sealed: the keeper must make this change before it can merge a later
@@ -187,7 +190,7 @@ class Committer:
         for operation in batch.set_changes:
             self._apply(operation)
         if self._shipper is not None:
-            self._hand_over(self._shipper)
+            self._hand_over()
 
     def _add(
         self, batch: _Batch, operations: Sequence[Operation | Stored], change: SealedChange
@@ -229,8 +232,10 @@ class Committer:
         if rows or changes or (turned and self._shipper is not None):
             self._write_batch(rows, changes, while_syncing, turned)
 
-    def _hand_over(self, shipper: Shipper) -> None:
+    def _hand_over(self) -> None:
         """Hand over the batches of a group, once all its changes of sealed volumes are known."""
+        shipper = self._shipper
+        assert shipper is not None  # otherwise there are no batches for it
         handed, self._handed, self._sealed_changes = self._handed, [], []
         for batch in handed:
             shipper.hand_over(batch)
@@ -243,6 +248,9 @@ class Committer:
         turned: Sequence[Row],
     ) -> None:
         volume, database = self._sets.current.newest, self._database
+        position = self._metadata.position + 1
+        if self._shipper is not None:
+            self._shipper.numbered(position)
         removed: list[tuple[Table, bytes]] = []
         shipped = None if self._shipper is None else _plain(operations)
         # Always sync before acknowledging. The journal must have no gap, since that proves that nothing is missing; and
@@ -261,7 +269,6 @@ class Committer:
                     for key, value in operation.rows:
                         rows.replace(Table.MESSAGE, key, value)
             volume.memory_bytes += rows.finish()
-            position = self._metadata.position + 1
             # For the second copy each batch needs a number that is durable with it: that of its entry.
             numbered = bool(changes) or shipped is not None
             if numbered:
@@ -269,6 +276,9 @@ class Committer:
                 batch.put(JOURNAL + position.to_bytes(8, "big"), encode_entry(changes, keys))
             size = batch.approximate_size()
             database.make_room(size)
+        if shipped is not None:
+            now_ms = time.time_ns() // 1_000_000
+            self._handed.append(Handed(position, now_ms, shipped, changes, turned, self._sealed_changes, size))
         if while_syncing is not None:
             if early:
                 database.sync_while(while_syncing)
@@ -282,9 +292,6 @@ class Committer:
                 self._keeper.checkpoint_soon()
         if removed:
             volume.note_removed(removed)
-        if shipped is not None:
-            now_ms = time.time_ns() // 1_000_000
-            self._handed.append(Handed(position, now_ms, shipped, changes, turned, self._sealed_changes, size))
 
     # --- rollbacks ------------------------------------------------------------------------------
 

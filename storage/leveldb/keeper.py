@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from storage.leveldb.open_databases import OpenDatabases
     from storage.leveldb.operations import SealedChange
     from storage.leveldb.options import LevelDBOptions
+    from storage.leveldb.shipping import Shipper
     from storage.leveldb.view import PinnedView
     from storage.leveldb.volume_set import Sets, View, VolumeSet
 
@@ -68,6 +69,7 @@ class Keeper:
         databases: OpenDatabases,
         metadata: Metadata,
         hand_in: Callable[[PendingWrite], None],
+        shipper: Shipper | None = None,
     ) -> None:
         """Start the thread; ``thread.close`` ends it.
 
@@ -75,7 +77,9 @@ class Keeper:
           directory: the folder of the volumes.
           hand_in: hands a write to the commit, from any thread; its ``on_completed`` is called later, even if it
             fails.
+          shipper: see ``Committer``; volumes with a part of the journal that it still needs are kept.
         """
+        self._shipper = shipper
         self._directory = directory
         self._options = options
         self._sets = sets
@@ -301,6 +305,10 @@ class Keeper:
     def _checkpoint(self) -> None:
         self._checkpoint_waits = False
         self._metadata.checkpoint()
+
+    def is_unsent(self, volume: Volume) -> bool:
+        """True if the second copy may still need the journal of a volume."""
+        return self._shipper is not None and volume.journal_last >= self._shipper.unsent
 
     def catch_up(self, volumes: Sequence[Volume]) -> None:
         """Make the journal of volumes that are about to be removed durable in the metadata. Raises StoreError."""

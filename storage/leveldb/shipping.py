@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """A batch of the newest volume that is durable."""
+    """A batch of the newest volume that is durable, or will be unless the process ends."""
 
     number: int
     """Of its journal entry; with a shipper each batch has one, so the numbers have no gaps."""
@@ -35,14 +35,34 @@ class Handed:
     """Approximate bytes."""
 
 
+#: Above every commit number.
+NO_COMMIT = 1 << 63
+
+
 class Shipper(Protocol):
     """Takes batches for the second copy (``storage.replication.outbox``). Called in any thread; never waits."""
+
+    @property
+    def is_early(self) -> bool:
+        """True if batches are handed over while the disk syncs them. Then a sync that fails ends the process."""
+        ...
+
+    @property
+    def unsent(self) -> int:
+        """The first commit that the log lacks. A start needs the journal from there on: its volumes are kept."""
+        ...
 
     def opened(self, number: int) -> None:
         """Note that the tables were opened, and that their last batch has this number."""
 
+    def numbered(self, number: int) -> None:
+        """Note that a batch with this number may become visible from now on."""
+
     def hand_over(self, batch: Handed) -> None:
-        """Take a durable batch."""
+        """Take a batch."""
+
+    def write_failed(self, number: int) -> None:
+        """Note that a write failed, and that the last batch that is certainly durable has this number."""
 
 
 def keys_of(rows: Sequence[Put | Delete], rolled_back: Sequence[Row]) -> Keys:

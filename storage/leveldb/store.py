@@ -329,6 +329,15 @@ class LevelDBStore:
 
         await self._run_inside(read, self._readers)
 
+    async def apply(self, commit: Sequence[Operation | MarkDead]) -> None:
+        """Write a commit of the log as one batch, and wait until it is durable in this directory. Raises StoreError."""
+        await self._submit(PendingWrite(commit))
+
+    @property
+    def number(self) -> int | None:
+        """The number of the last batch that is durable in this directory; None while the store is being reopened."""
+        return None if self._db is None else self._db.metadata.position
+
     async def run_reader(self, call: Callable[[LevelDBTables], T]) -> T:
         """Run ``call`` as a reader, in a thread. Raises StoreError."""
         return await self._run_inside(call, self._readers)
@@ -363,6 +372,10 @@ class LevelDBStore:
 
     async def pin(self, max_s: float) -> LevelDBView:
         """See ``Store.pin``."""
+        return await self.pin_now(max_s)
+
+    async def pin_now(self, max_s: float) -> LevelDBView:
+        """Open a view of everything that is durable in this directory. Raises StoreError."""
         await trio.lowlevel.checkpoint_if_cancelled()
         return LevelDBView(self, await self._ask(lambda tables, done: tables.keeper.pin(max_s, done)))
 

@@ -142,9 +142,8 @@ class LevelDBTables:
             #: Writes of the keeper that wait for ``write``, if there is no ``hand_in``.
             self.handed_in: deque[PendingWrite] = deque()
             try:
-                self.keeper = Keeper(
-                    volumes, options, self.sets, self.databases, self.metadata, hand_in or self.handed_in.append
-                )
+                waiting = hand_in or self.handed_in.append
+                self.keeper = Keeper(volumes, options, self.sets, self.databases, self.metadata, waiting, shipper)
             except RuntimeError as error:
                 # The process may have no more threads. The store can be opened again later.
                 raise StoreUnusable(f"the store's thread cannot start: {error}", hint=NO_THREADS_HINT) from error

@@ -66,12 +66,14 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
         return 0  # the files of a dropped volume would stay until the last view ends
     removed = 0
     for volume in [each for each in keeper.volumes.sealed if each in keeper.touched - keeper.damaged]:
+        if keeper.is_unsent(volume):
+            continue
         yield 0.0
         if _is_readable_and_dead(keeper, volume):
             yield from _drop(keeper, volume)
             removed += 1
     newest = keeper.volumes.newest
-    if not newest.is_empty and _is_readable_and_dead(keeper, newest):
+    if not newest.is_empty and not keeper.is_unsent(newest) and _is_readable_and_dead(keeper, newest):
         seal = Seal(newest)
         yield seal
         yield 0.0
@@ -177,6 +179,7 @@ def _mostly_dead(keeper: Keeper, options: LevelDBOptions) -> Generator[float | N
     yield None
     for volume in current.sealed:
         worth = volume in keeper.touched and not volume.large and volume not in keeper.damaged
+        worth = worth and not keeper.is_unsent(volume)
         worth = worth and (yield from _is_mostly_dead(keeper, volume))
         if worth and (not found or live + volume.live_bytes <= options.settings.volume_bytes):
             found.append(volume)

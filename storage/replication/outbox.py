@@ -11,15 +11,18 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from plainsong.protocol.effects import Put, Table
+from plainsong.protocol.effects import Delete, Put, Table, put_one
 from plainsong.protocol.keys import DamagedRow
 from storage.leveldb import threads
 from storage.leveldb.metadata import DEAD, ROW, decode_entry, decode_keys
+from storage.leveldb.operations import MarkDead
+from storage.leveldb.shipping import NO_COMMIT
 from storage.replication.segment import Change, Commit, RemovedRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from plainsong.protocol.effects import Operation
     from storage.leveldb.metadata import Changes
     from storage.leveldb.operations import SealedChange
     from storage.leveldb.shipping import Handed
@@ -64,11 +67,30 @@ class Outbox:
         self._lost = ""
         #: Changes that the store is still making, of commits that were given up.
         self._unmade: list[SealedChange] = []
+        #: The last batch that may be visible. Written by the store's threads.
+        self.newest = 0
+        #: A batch that was handed over is perhaps not durable here: the process must end.
+        self.is_torn = False
+        #: See ``Shipper.unsent``. Written by the event loop.
+        self.unsent = NO_COMMIT
 
     # --- for the store --------------------------------------------------------------------------
 
+    @property
+    def is_early(self) -> bool:
+        """See ``Shipper.is_early``."""
+        return False
+
+    def numbered(self, number: int) -> None:
+        """See ``Shipper.numbered``."""
+        self.newest = number
+
+    def write_failed(self, number: int) -> None:
+        """See ``Shipper.write_failed``."""
+
     def opened(self, number: int) -> None:
         """See ``Shipper.opened``."""
+        self.newest = number
         with self._lock:
             if self._last is not None and number != self._last:
                 self._lost = self._lost or "the store was reopened after a failed write"
@@ -90,6 +112,14 @@ class Outbox:
             self.on_full()
 
     # --- for the event loop ---------------------------------------------------------------------
+
+    def progressed(self, logged: int | None, counted: int | None) -> None:
+        """Note the last commit in the log, and the last one that counts; None while there is none."""
+        del counted  # here no answer waits for it
+        self.unsent = NO_COMMIT if logged is None else logged + 1
+
+    def close(self, why: str) -> None:
+        """Note that no later commit will be known to count. Idempotent."""
 
     @property
     def last(self) -> int:
@@ -195,3 +225,19 @@ def _metadata_of(changed: Changes) -> list[Change | RemovedRange | Put]:
         elif key.startswith(DEAD) and value is not None:
             changes.append(RemovedRange(Table(key[1]), key[2:], value))
     return changes
+
+
+def operations_of(commit: Commit) -> list[Operation | MarkDead]:
+    """Return what a store has to write for a commit of the log, which ``commit_of`` made: one batch."""
+    operations: list[Operation | MarkDead] = []
+    for change in commit.changes:
+        if isinstance(change, RemovedRange):
+            operations.append(MarkDead(change.table, [(change.start, change.stop)]))
+        elif isinstance(change, Put):
+            operations.append(change)
+        elif change.value is None:
+            operations.append(Delete(change.table, [change.key]))
+        else:
+            operations.append(put_one(change.table, change.key, change.value))
+    # A commit without changes has a number too, and a store writes no batch for nothing. No row has this key.
+    return operations or [Delete(Table.METADATA, [b""])]

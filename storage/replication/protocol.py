@@ -231,6 +231,8 @@ class OwnDirectory:
     """The runs that were started on it: only their objects may follow ``place``."""
     since: int
     """It can still send all commits after this one."""
+    applies: bool = False
+    """True if the caller applies the commits that the directory lacks."""
 
 
 def take_over(
@@ -245,7 +247,7 @@ def take_over(
       place: read the log from there; everything before it has been applied.
       known: as for ``choose_epoch``.
       leased: False where objects cannot be replaced on condition: the epoch is the one after the last in the log.
-      directory: of a caller that applies nothing. If the log lacks commits that the directory can no longer send, the
+      directory: of a caller that is a primary. If the log lacks commits that the directory can no longer send, the
         seal marks a gap.
     Raises:
       ReignOver: another process has chosen a later epoch, and has begun it.
@@ -262,7 +264,7 @@ def take_over(
             raise ReignOver(f"epoch {place.epoch} has begun")
         gap = False
         if directory is not None and place.commit is not None:
-            if place.commit > directory.last:
+            if place.commit > directory.last and not directory.applies:
                 raise DirectoryBehind(f"the log has commit {place.commit}, and this directory ends at {directory.last}")
             gap = place.commit < directory.since
         seal = encode_seal(EpochSeal(epoch if leased else place.epoch + 1, run, gap=gap))
@@ -341,11 +343,11 @@ class Reign:
         self._mode = mode
         self._has_base = has_base and place.commit is not None
         self._last = place.commit
-        self._begun: dict[int, int] = {}
+        #: The place after each segment that is not known to be in the log.
+        self._begun: dict[int, Place] = {}
         self._stored: set[int] = set()
-        #: Everything up to this commit is in the log.
-        self._logged = place.commit
-        self._next_stored = place.number
+        #: Everything before this place is in the log.
+        self._logged = place
 
     @property
     def epoch(self) -> int:
@@ -363,14 +365,24 @@ class Reign:
         return self._last
 
     @property
+    def says_mode(self) -> bool:
+        """True once the log says the mode of this epoch: before that, nothing is answered that rests on ``ASYNC``."""
+        return self._logged.number > 1
+
+    @property
+    def logged_place(self) -> Place:
+        """The place after the last object that is in the log with all before it."""
+        return self._logged
+
+    @property
     def logged(self) -> int | None:
         """The last commit that is in the log, with all before it."""
-        return self._logged
+        return self._logged.commit
 
     @property
     def counted(self) -> int | None:
         """The last commit that counts: it survives the loss of the directory. None while there is no base."""
-        return self._logged if self._has_base else None
+        return self._logged.commit if self._has_base else None
 
     def open(self, commit: int, time_ms: int) -> Upload:
         """Begin a log whose first commit follows ``commit``, where the log so far has no commits, or a gap."""
@@ -378,6 +390,11 @@ class Reign:
         at = self._place
         opening = Segment(at.epoch, at.number, self._run, self._mode, commit + 1, at.before, (), time_ms, time_ms)
         return self.drafted(opening, encode_segment(opening))
+
+    def announce(self, time_ms: int) -> Upload:
+        """Make a segment without commits: the log says the mode before the first commit of this epoch."""
+        assert self._last is not None  # it is open
+        return self.open(self._last, time_ms)
 
     def cut(self, first: int, commits: Sequence[Commit]) -> Upload:
         """Make the next segment. Raises NumberReused."""
@@ -402,17 +419,16 @@ class Reign:
     def drafted(self, segment: Segment, data: bytes) -> Upload:
         """Take an encoded segment that ``draft`` began."""
         self._last = segment.last
-        self._begun[segment.number] = segment.last
         self._place = Place(segment.epoch, segment.number + 1, digest(data), segment.last)
+        self._begun[segment.number] = self._place
         return Upload(segment.number, log_name(segment.epoch, segment.number), data)
 
     def stored(self, number: int) -> None:
         """Note that an object is stored. It counts once all before it in its epoch are stored too."""
         self._stored.add(number)
-        while self._next_stored in self._stored:
-            self._stored.remove(self._next_stored)
-            self._logged = self._begun.pop(self._next_stored)
-            self._next_stored += 1
+        while self._logged.number in self._stored:
+            self._stored.remove(self._logged.number)
+            self._logged = self._begun.pop(self._logged.number)
 
     def based(self) -> None:
         """Note that a base is stored, of a commit in this log."""

@@ -12,8 +12,8 @@
               table | 20: a run of rows whose keys share a prefix and a length: prefix length:u32  prefix  rows:u32
               bytes of each suffix:u32  suffixes  length of each value:u32  values
 
-The commits have consecutive numbers, so only the first is stored. A segment without commits opens a log: its last
-commit is the one before its first, and a base up to that commit belongs to it.
+The commits have consecutive numbers, so only the first is stored. A segment without commits has as its last commit the
+one before its first. It opens a log, to which a base up to that commit belongs, or says that a mode is in force.
 """
 
 from __future__ import annotations

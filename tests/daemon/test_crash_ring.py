@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -45,13 +45,15 @@ async def test_acknowledged_messages_survive_hundreds_of_kills(tmp_path, seed, s
     await ring(tmp_path, seed, cycles=60, sizes=sizes)
 
 
-async def ring(tmp_path: Path, seed: int, *, cycles: int, sizes: str = "default sizes") -> None:
+async def ring(
+    tmp_path: Path, seed: int, *, cycles: int, sizes: str = "default sizes", make: Callable[..., Daemon] = Daemon
+) -> None:
     """Run and kill ``cycles`` times, then read everything and check the history of every topic."""
     print(f"PLAINSONG_RING_SEED={seed}")
     rng = Random(seed)
     place = Place()
     histories = {topic: History() for topic in TOPICS}
-    with Daemon(tmp_path / "data", *SETTINGS, *SIZES[sizes]) as daemon:
+    with make(tmp_path / "data", *SETTINGS, *SIZES[sizes]) as daemon:
         for topic, ttl_s in TOPICS.items():
             create(daemon.address, topic, **({} if ttl_s is None else {"ttl": ttl_s}))
         async with trio.open_nursery() as readers:

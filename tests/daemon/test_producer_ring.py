@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -32,12 +33,14 @@ async def test_twenty_producers_store_each_message_once_under_hundreds_of_kills(
     await ring(tmp_path, seed, cycles=40, sizes=sizes)
 
 
-async def ring(tmp_path: Path, seed: int, *, cycles: int, sizes: str = "default sizes") -> None:
+async def ring(
+    tmp_path: Path, seed: int, *, cycles: int, sizes: str = "default sizes", make: Callable[..., Daemon] = Daemon
+) -> None:
     """Run and kill ``cycles`` times, then compare what is there with what was sent and read."""
     print(f"PLAINSONG_RING_SEED={seed}")
     rng, place, history = Random(seed), Place(), History()
     producers = [RingProducer(f"p{each}", TOPIC, each % 2 == 0, Random(rng.random())) for each in range(20)]
-    with Daemon(tmp_path / "data", *SETTINGS, *SIZES[sizes]) as daemon:
+    with make(tmp_path / "data", *SETTINGS, *SIZES[sizes]) as daemon:
         create(daemon.address, TOPIC)
         async with trio.open_nursery() as readers:
             for manner in MANNERS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -49,17 +50,21 @@ async def ring(
     readers_pause_s: float | None = None,
     most_a_life: int = 60,
     sizes: str = "default sizes",
+    make: Callable[..., Daemon] = Daemon,
+    restored: bool = False,
 ) -> None:
     """Run and kill ``cycles`` times, then read everything and check the history.
 
     Args:
       readers_pause_s: between two polls of each reader; None: the default of each kind.
+      make: makes the daemon; its ``start`` starts it again.
+      restored: see ``check_all``.
       most_a_life: how many transactions may end before the daemon is killed.
     """
     print(f"PLAINSONG_RING_SEED={seed}")
     rng, place, plot = Random(seed), Place(), Plot()
     pause: dict[str, float] = {} if readers_pause_s is None else {"pause_s": readers_pause_s}
-    with Daemon(tmp_path / "data", *SETTINGS, *SIZES[sizes]) as daemon:
+    with make(tmp_path / "data", *SETTINGS, *SIZES[sizes]) as daemon:
         for topic in TOPICS:
             create(daemon.address, topic)
         async with trio.open_nursery() as readers:
@@ -80,7 +85,7 @@ async def ring(
                 place.over = True
             readers.cancel_scope.cancel()
         async with await Talk.to(daemon.address) as talk:
-            states, held = await check_all(talk, plot, TOPICS, singly=singly)
+            states, held = await check_all(talk, plot, TOPICS, singly=singly, restored=restored)
     assert {"committed", "aborted", "invalid"} <= states.keys()
     assert held
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tests.daemon.talk import Talk
 from tests.daemon.transactional_checker import check
+from tests.daemon.transactional_history import Log
 from tests.daemon.transactional_readers import Habit, log_of, read_to_the_end
 from tests.daemon.transactional_writers import Plot, settle
 
@@ -15,11 +17,13 @@ SINGLY = 200
 
 
 async def check_all(
-    talk: Talk, plot: Plot, topics: Sequence[str], *, singly: int | None = SINGLY
+    talk: Talk, plot: Plot, topics: Sequence[str], *, singly: int | None = SINGLY, restored: bool = False
 ) -> tuple[Counter[str], int]:
     """Return how many transactions ended in each state, and how many pages were held.
 
-    ``singly``: how many messages at the end of the first topic are read one by one; None: all.
+    Args:
+      singly: how many messages at the end of the first topic are read one by one; None: all.
+      restored: True if the store was restored in between, which drops the messages of what is not committed.
     """
     await settle(talk, plot)
     seen = len(plot.pages)
@@ -32,7 +36,30 @@ async def check_all(
                 assert plot.pages[-1].end == "end", plot.pages[-1]
     states = Counter(each.state for each in plot.transactions)
     held = sum(page.end == "held" for page in plot.pages)
+    if restored:
+        logs = without_undone(plot, logs)
     print(f"{states}, {seen} pages, of which {held} held; {[len(log.rows) for log in logs]} messages")
     anomalies = check(plot.transactions, plot.requests, plot.pages, logs)
     assert not anomalies, "\n".join([f"{len(anomalies)} anomalies", *map(str, anomalies[:20])])
     return states, held
+
+
+def without_undone(plot: Plot, logs: Sequence[Log]) -> list[Log]:
+    """Remove from requests, logs and pages of uncommitted readers what a restore may have dropped.
+
+    Pages of transactional readers keep it: they must never have shown it.
+    """
+    undone = {
+        payload
+        for request in plot.requests
+        for payload in request.payloads
+        if request.transaction is not None and (request.transaction.state != "committed" or request.rolled_back != "no")
+    }
+    plot.requests = [each for each in plot.requests if not undone.intersection(each.payloads)]
+    holders = {pointer for each in plot.transactions if each.state != "committed" for pointer in each.pointers}
+    for at, page in enumerate(plot.pages):
+        if page.end == "held" and page.held_by in holders:
+            plot.pages[at] = replace(page, end="more")  # the row that held it is gone
+        elif not page.transactional:
+            plot.pages[at] = replace(page, messages=tuple(each for each in page.messages if each[1] not in undone))
+    return [Log(log.topic, [row for row in log.rows if row[1] not in undone]) for log in logs]

@@ -91,8 +91,12 @@ WHAT_TO_DO = {
         "413 `request_too_large`"
     ),
     "storage_failed": "the store cannot be read, or one of its rows is damaged: retry, and check the log",
+    "replication_unavailable": (
+        'with `replication.mode = "sync"`, the object store does not answer, or has no complete base yet: retry; polls '
+        "still work"
+    ),
     "outcome_unknown": (
-        "the store failed during a write or timed out, or the owner was lost before it answered: with "
+        "the store or its second copy failed during a write or timed out, or the owner was lost before it answered: with "
         "a producer send it again, otherwise check whether it happened"
     ),
     "transactions_unavailable": (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from broker.api.answers import json_answer
 from plainsong.protocol.answers.service import ReplicationState
+from storage.replication.segment import SYNC
 
 if TYPE_CHECKING:
     from actors.second_copy import SecondCopy
@@ -30,7 +31,7 @@ class Replication:
         shown: ReplicationState = {
             "role": "primary",
             "to": self.to,
-            "mode": "async",
+            "mode": "sync" if status.mode == SYNC else "async",
             "epoch": status.epoch,
             "lastCommit": status.last,
             "countedCommit": status.counted,

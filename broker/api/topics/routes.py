@@ -351,7 +351,15 @@ ROUTES: tuple[Route[Any], ...] = (
         parameters=("dryRun",),
         body=Body(ref("NamespaceProperties"), example={"deduplication": "enabled"}, required=False),
         answer=NamespaceDescription | ChangeReport,
-        errors=(*ANY, *BODY, "invalid_name", "invalid_property", "storage_failed", "outcome_unknown"),
+        errors=(
+            *ANY,
+            *BODY,
+            "invalid_name",
+            "invalid_property",
+            "storage_failed",
+            "replication_unavailable",
+            "outcome_unknown",
+        ),
     ),
     Route(
         "topic_metrics",

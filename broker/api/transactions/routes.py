@@ -18,7 +18,7 @@ from plainsong.protocol.answers.transactions import (
 )
 
 #: Requests to the transaction service; and those that change a transaction durably.
-_ASKS = (*ANY, "transactions_unavailable", "no_owner", "shutting_down")
+_ASKS = (*ANY, "transactions_unavailable", "no_owner", "shutting_down", "replication_unavailable")
 _SMALL = ("malformed_body", "unknown_field", "body_too_large")
 _DECIDES = (
     *_ASKS,

@@ -331,7 +331,7 @@ class ReplicationState(TypedDict):
 
     role: Literal["none", "primary"]
     to: str | None
-    mode: Literal["async", None]
+    mode: Literal["async", "sync", None]
     epoch: Count | None
     lastCommit: Count | None
     countedCommit: Count | None

@@ -155,6 +155,22 @@ class TopicCore:
         span = self._span(look)
         return None if not isinstance(span, Span) or self._may_park(look, span, now) else span
 
+    def look_in_turn(self, ticket: Hashable, look: Look, now: Now) -> Answers:
+        """Answer a look while the commit of a step is under way, from the state before it, or park it.
+
+        The step must only add messages.
+        """
+        answers: Answers = []
+        if look.as_of_ms is None:
+            self._answer_look(ticket, look, now, answers)
+        else:
+            answers.append((ticket, Overloaded("the moment cannot be closed while a commit waits")))
+        return answers
+
+    def overdue(self, now: Now) -> Answers:
+        """Answer the parked polls whose wait is over."""
+        return [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_overdue(now.mono_s)]
+
     def _write_about(self, step: Step, *, is_due: bool) -> None:
         """Write the due rows about the topic itself, after the message rows of the step."""
         state = self.state
@@ -191,7 +207,7 @@ class TopicCore:
             answers += [
                 (parked.ticket, self._span(parked.look)) for parked in self.parking.take_reached(self.state.until)
             ]
-            answers += [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_overdue(now.mono_s)]
+            answers += self.overdue(now)
         return answers
 
     def close(self, decided: Iterable[int] = (), *, few_rows: int = 0) -> tuple[Step, Answers]:

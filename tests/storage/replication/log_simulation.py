@@ -5,6 +5,8 @@ and started by clones with the run of another process. ``World.run`` returns the
 
 * a commit that a process believed to count is missing in the log, or has other contents there,
 * the log cannot be read from its root, or has no base,
+* a commit that was acknowledged or shown in the mode ``SYNC`` is missing there, or there was no base,
+* a commit was acknowledged in the mode ``ASYNC`` before the log said that this mode is in force,
 * a process ends as deposed though nothing has ended its epoch,
 * after all faults, a start on the last winner's directory fails, or a commit of that directory does not reach the log.
 """
@@ -12,15 +14,18 @@ and started by clones with the run of another process. ``World.run`` returns the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from types import ModuleType
 from typing import Any
 
 from plainsong.protocol.effects import Table
+from storage.replication import answers as right_answers
 from storage.replication.notices import decode_seal, log_name
 from storage.replication.segment import (
     ASYNC,
     NOTHING_BEFORE,
+    SYNC,
     Change,
     Commit,
     DamagedLog,
@@ -60,6 +65,8 @@ class Process:
     run: bytes
     directory: Directory
     is_clone: bool = False
+    mode: int = SYNC
+    answers: Any = None
     epoch: int = 0
     reign: Any = None
     must_open: bool = False
@@ -86,9 +93,11 @@ class Thread:
 class World:
     """Runs one course of events."""
 
-    def __init__(self, protocol: ModuleType, seed: int) -> None:
+    def __init__(self, protocol: ModuleType, seed: int, answers: ModuleType = right_answers) -> None:
         self.protocol = protocol
+        self.answers = answers
         self.random = Random(seed)
+        self.modes = Random(seed)
         self.bucket: dict[str, tuple[bytes, str]] = {}
         self.versions = 0
         self.late: list[Any] = []
@@ -129,7 +138,9 @@ class World:
 
     def start(self, directory: Directory, run: bytes | None = None) -> Process:
         is_clone = run is not None
-        process = Process(len(self.processes), run or self.random.randbytes(16), directory, is_clone)
+        run = run or self.random.randbytes(16)
+        process = Process(len(self.processes), run, directory, is_clone, self.modes.choice([ASYNC, SYNC, SYNC]))
+        process.answers = self.answers.PendingAnswers()
         self.processes.append(process)
         steps = self.protocol.take_over(process.run, self.protocol.ROOT, known=directory.epoch)
         self.advance(self.thread(process, steps), None)
@@ -157,6 +168,7 @@ class World:
 
     def end(self, process: Process, error: BaseException | None) -> None:
         process.ended = error or RuntimeError("killed")
+        process.answers.close("ended")
         # A request that is under way when its process ends may still take effect.
         for thread in process.threads:
             if thread.request is not None and not isinstance(thread.request, self.protocol.Get):
@@ -191,9 +203,10 @@ class World:
         else:
             process.epoch = process.directory.epoch = value.epoch
             has_base = any(name.startswith("bases/") for name in self.bucket)
-            process.reign = self.protocol.Reign(value, process.run, ASYNC, has_base=has_base)
+            process.reign = self.protocol.Reign(value, process.run, process.mode, has_base=has_base)
             process.must_open = value.commit is None
             process.base_of = None if has_base and value.commit is not None else process.directory.last
+        process.answers.advance(process.reign.counted, process.directory.last)
         self.note_counted(process)
 
     def note_counted(self, process: Process) -> None:
@@ -213,7 +226,30 @@ class World:
         return b"content %d" % self.contents
 
     def write(self, process: Process) -> None:
-        process.directory.commits[process.directory.last + 1] = self.content()
+        content = process.directory.commits[process.directory.last + 1] = self.content()
+        number = process.directory.last
+        if process.mode == SYNC:
+            process.answers.when(number, 0.0, partial(self.acknowledged, number, content))
+        elif process.reign.says_mode and (process.epoch, ASYNC) not in self.logged_modes():
+            self.wrong = "a commit was acknowledged at once, and the log does not say that this may be"
+
+    def acknowledged(self, number: int, content: bytes, failed: Exception | None) -> None:
+        """Answer a client, or show a commit to one. From then on it must not be lost."""
+        if failed is None:
+            self.claims.setdefault(number, set()).add(content)
+            if not any(name.startswith("bases/") for name in self.bucket):
+                self.wrong = "a commit was acknowledged without a base"
+
+    def read(self, process: Process) -> None:
+        """Read the last row of the directory, as readers do that do not ask an actor."""
+        number = process.directory.last
+        if process.mode == SYNC and process.answers.has_begun and process.answers.may_show(number):
+            self.acknowledged(number, process.directory.commits[number], None)
+
+    def logged_modes(self) -> set[tuple[int, int]]:
+        """Return the epochs and modes of all segments in the object store."""
+        segments = [decode_segment(data) for data, _ in self.bucket.values() if is_segment(data)]
+        return {(segment.epoch, segment.mode) for segment in segments}
 
     def ship(self, process: Process) -> None:
         reign = process.reign
@@ -229,6 +265,9 @@ class World:
             first = reign.last + 1
             numbers = range(first, min(process.directory.last, first + self.random.randrange(2)) + 1)
             self.hand_over(process, first, [process.directory.commits[number] for number in numbers])
+        elif process.mode == ASYNC and reign.place.number == 1:
+            upload = reign.announce(0)
+            self.advance(self.thread(process, self.protocol.store(upload), upload), None)
 
     def base(self, name: str) -> Any:
         while (yield self.protocol.Create(name, b"base")) is not self.protocol.Verdict.DONE:
@@ -273,8 +312,10 @@ class World:
             self.land(self.late.pop(self.random.randrange(len(self.late))))
         elif chance < 0.94 and reigning:
             process = self.random.choice(reigning)
-            if self.random.random() < 0.4:
+            chance = self.random.random()
+            if chance < 0.4:
                 self.write(process)
+                self.read(process)
             elif len(process.threads) < UPLOADS:
                 self.ship(process)
         elif chance < 0.945 and reigning:

@@ -26,6 +26,13 @@ ACCESS, SECRET = "plainsong", "a-secret-of-the-tests"
 @contextmanager
 def s3_server(folder: Path) -> Iterator[dict[str, str]]:
     """Run a server with one bucket, ``BUCKET``; yield the environment that leads to it. Skips the test without one."""
+    with s3_process(folder) as (environment, _):
+        yield environment
+
+
+@contextmanager
+def s3_process(folder: Path) -> Iterator[tuple[dict[str, str], subprocess.Popen[bytes]]]:
+    """As ``s3_server``; yield the process too, for tests that freeze it."""
     program = shutil.which("versitygw", path=f"{TOOLS}:/usr/local/bin:/usr/bin") or shutil.which("versitygw")
     if program is None:
         pytest.skip(
@@ -44,15 +51,16 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
         while not answers(port):
             assert server.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < until, "the S3 server does not listen"
-        yield {
+        found = {
             "AWS_ACCESS_KEY_ID": ACCESS,
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_REGION": "us-east-1",
             "AWS_ENDPOINT": f"http://127.0.0.1:{port}",
             "AWS_ALLOW_HTTP": "true",
         }
+        yield found, server
     finally:
-        server.terminate()
+        server.kill()
         server.wait()
 
 

@@ -40,7 +40,7 @@ async def rows_of(store):
     return found
 
 
-async def write_anything(store, random, at, *, tidies=True):
+async def write_anything(store, random, at):
     """Make a random change to a store; ``at`` is the number of the next message. Returns that after the change."""
     claim, kind = await store.claim(NAME), random.randrange(10)
     if kind < 5 or not at:
@@ -63,6 +63,6 @@ async def write_anything(store, random, at, *, tidies=True):
         await store.write([message(1, prefix=prefix)], claim=claim)
         await store.drop(MESSAGE, [(prefix, stop_after(prefix))])
     await settled(store)
-    if tidies and random.random() < 0.1:
+    if random.random() < 0.1:
         await store.tidy()
     return at

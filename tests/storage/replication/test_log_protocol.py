@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from storage.replication import protocol
+from storage.replication import answers, protocol
 from storage.replication.notices import LEASE, EpochSeal, Lease, encode_lease, encode_seal
 from storage.replication.segment import ASYNC, DamagedLog, digest
 from tests.storage.replication.log_simulation import World
@@ -17,7 +17,6 @@ SEEDS = 200
 #: The rarest mistake, which needs two clones in one epoch, is found in the 674th.
 WORLDS_OF_MISTAKES = 2000
 RUN, OTHER = bytes(16), bytes([1] * 16)
-SOURCE = Path(protocol.__file__).read_text(encoding="utf-8")
 
 #: Rule of the log, mistake, the correct code, the wrong code.
 MISTAKES = [
@@ -45,7 +44,8 @@ MISTAKES = [
         "a segment counts when all before it are stored",
         "a segment counts once it is stored itself",
         "        self._stored.add(number)\n",
-        "        self._logged = max(self._logged or 0, self._begun.get(number, 0))\n        self._stored.add(number)\n",
+        "        self._logged = max(self._logged, self._begun.get(number, self._logged), key=lambda at: at.number)\n"
+        "        self._stored.add(number)\n",
     ),
     (
         "the end of an epoch is the first number that is missing",
@@ -96,8 +96,8 @@ MISTAKES = [
     (
         "nothing counts without a base",
         "a base is not waited for",
-        "return self._logged if self._has_base else None",
-        "return self._logged",
+        "return self._logged.commit if self._has_base else None",
+        "return self._logged.commit",
     ),
     (
         "nothing counts without a base",
@@ -105,24 +105,64 @@ MISTAKES = [
         "self._has_base = has_base and place.commit is not None",
         "self._has_base = True",
     ),
+    (
+        "the log says the mode",
+        "async begins at once",
+        "return self._logged.number > 1",
+        "return True",
+    ),
+]
+#: The same of ``storage.replication.answers``.
+MISTAKES_OF_ANSWERS = [
+    (
+        "seen is safe",
+        "acknowledged before the upload",
+        "elif self.counts(number) and not self._waiting:",
+        "elif self._counted is not None:",
+    ),
+    (
+        "seen is safe",
+        "shown before it counts",
+        "return self.counts(number) or not self.has_begun",
+        "return True",
+    ),
+    (
+        "nothing counts without a base",
+        "acknowledged without one",
+        "return self._counted is not None and number <= self._counted",
+        "return number <= (self._counted or number)",
+    ),
+    (
+        "a commit counts with all before it",
+        "the first one that counts completes those after it",
+        "while self._waiting and self.counts(self._waiting[0].number):",
+        "while self._waiting and self._counted is not None:",
+    ),
+    (
+        "nothing is acknowledged after the end of the reign",
+        "answers that wait at the end are given",
+        "self._waiting.popleft().completed(NotCounted(self._closed))",
+        "self._waiting.popleft().completed(None)",
+    ),
 ]
 
 
-def planted(name: str, right: str, wrong: str) -> ModuleType:
+def planted(of: ModuleType, name: str, right: str, wrong: str) -> ModuleType:
     """Return the module with a mistake in it."""
-    assert SOURCE.count(right) == 1, f"the place of this mistake is gone: {name}"
-    module = ModuleType("protocol_with_a_mistake")
+    source = Path(of.__file__ or "").read_text(encoding="utf-8")
+    assert source.count(right) == 1, f"the place of this mistake is gone: {name}"
+    module = ModuleType("module_with_a_mistake")
     sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
-        exec(compile(SOURCE.replace(right, wrong), module.__name__, "exec"), module.__dict__)
+        exec(compile(source.replace(right, wrong), module.__name__, "exec"), module.__dict__)
     finally:
         del sys.modules[module.__name__]
     return module
 
 
-def first_violation(module: ModuleType, seeds: range) -> tuple[int, str] | None:
+def first_violation(module: ModuleType, seeds: range, of_answers: ModuleType = answers) -> tuple[int, str] | None:
     for seed in seeds:
-        found = World(module, seed).run()
+        found = World(module, seed, of_answers).run()
         if found is not None:
             return seed, found
     return None
@@ -142,7 +182,18 @@ def test_counted_commits_stay_in_many_more_simulated_runs():
 )
 def test_each_planted_mistake_is_found(rule, name, right, wrong):
     del rule
-    assert first_violation(planted(name, right, wrong), range(WORLDS_OF_MISTAKES)) is not None
+    assert first_violation(planted(protocol, name, right, wrong), range(WORLDS_OF_MISTAKES)) is not None
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "right", "wrong"),
+    MISTAKES_OF_ANSWERS,
+    ids=[f"{each[0]}: {each[1]}" for each in MISTAKES_OF_ANSWERS],
+)
+def test_each_planted_mistake_of_answers_is_found(rule, name, right, wrong):
+    del rule
+    module = planted(answers, name, right, wrong)
+    assert first_violation(protocol, range(WORLDS_OF_MISTAKES), module) is not None
 
 
 def answered(steps, *answers):

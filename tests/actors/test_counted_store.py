@@ -1,0 +1,298 @@
+"""In the mode ``SYNC`` the store completes and shows only what counts, and nothing of it is ever lost."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+import trio
+import trio.testing
+
+from actors.restoring_copy import replay
+from actors.second_copy import SecondCopy
+from actors.settings import ReplicationConfig
+from plainsong.protocol.effects import put_one
+from storage.base import StoreError, read_rows
+from storage.leveldb import LevelDBStore
+from storage.leveldb.engine.newest_log import NewestLog
+from storage.replication import carry
+from storage.replication.answers import CopyUnavailable, NotCounted
+from storage.replication.counted_store import CountedStore, CountingOutbox
+from storage.replication.notices import EpochSeal, encode_seal
+from storage.replication.protocol import ReignOver
+from storage.replication.reading import bases_of
+from tests.actors.test_second_copy import until
+from tests.patience import PATIENCE_S
+from tests.storage.contract import MESSAGE, METADATA, NAME
+from tests.storage.disks import copied_at_once
+from tests.storage.replication.objects import FaultyObjects, MemoryObjects
+from tests.storage.replication.shipped import rows_of
+from tests.storage.tiny_volumes import TINY, key, message
+
+EAGER = ReplicationConfig(mode="sync", uploads=3, interval_ms=50, segment_bytes=2000, base_every_h=1, keep_s=3600)
+
+
+class HeldObjects(MemoryObjects):
+    """Holds back new objects of the log until they are let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds = False
+        self._gates: dict[str, trio.Event] = {}
+        self._asked_for = trio.Event()
+
+    async def create(self, name, data):
+        if self.holds and name.startswith("log/"):
+            self._gates[name] = trio.Event()
+            self._asked_for.set()
+            await self._gates[name].wait()
+        return await super().create(name, data)
+
+    async def held(self, count):
+        """Return the names of the next objects once that number is held."""
+        while len(self._gates) < count:
+            self._asked_for = trio.Event()
+            await self._asked_for.wait()
+        return list(self._gates)
+
+    def let(self, name):
+        self._gates[name].set()
+
+    def let_all(self):
+        self.holds = False
+        for gate in self._gates.values():
+            gate.set()
+
+
+@asynccontextmanager
+async def opened(directory, objects, *, timeout_s=PATIENCE_S):
+    """Yield a store, its copy, and the scope of its process, once everything counts."""
+    outbox = CountingOutbox(max_bytes=1 << 30, timeout_s=timeout_s)
+    async with await CountedStore.open(directory, TINY, shipper=outbox) as store:
+        copy = SecondCopy(objects, store, outbox, directory, EAGER, lambda: 1_000_000)
+        await copy.begin()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(copy.run)
+            with trio.fail_after(PATIENCE_S):
+                await until(lambda: not outbox.unavailable)
+                yield store, nursery
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def objects():
+    return HeldObjects()
+
+
+class Writing:
+    """Writes in tasks of their own, and their outcomes."""
+
+    def __init__(self, store, nursery):
+        self.store, self._nursery = store, nursery
+        self.done = {}
+
+    def begin(self, number, *rows):
+        self._nursery.start_soon(self._write, number, rows)
+
+    async def _write(self, number, rows):
+        try:
+            # The claim of the counted store would wait for the writes under way.
+            claim = await LevelDBStore.claim(self.store, NAME)
+            self.done[number] = await self.store.write([message(number), *rows], claim=claim)
+        except Exception as error:  # noqa: BLE001  # it is the outcome
+            self.done[number] = error
+
+
+async def idle():
+    """Return once no task can go on without the object store, as far as a loop with threads can tell."""
+    for _ in range(3):
+        await trio.testing.wait_all_tasks_blocked(0.02)
+
+
+async def test_a_write_completes_once_its_commit_counts_and_not_before(tmp_path, objects):
+    async with opened(tmp_path / "data", objects) as (store, nursery):
+        writing = Writing(store, nursery)
+        objects.holds = True
+        writing.begin(1)
+        (name,) = await objects.held(1)
+        assert await store.get(MESSAGE, key(1)) is not None  # it is durable here
+        assert not writing.done
+        objects.let(name)
+        await until(lambda: writing.done)
+        assert writing.done == {1: None}
+        objects.let_all()
+
+
+async def test_a_segment_that_is_stored_before_an_earlier_one_completes_nothing(tmp_path, objects):
+    async with opened(tmp_path / "data", objects) as (store, nursery):
+        writing = Writing(store, nursery)
+        objects.holds = True
+        writing.begin(1, put_one(METADATA, b"a", b"1"))
+        await objects.held(1)
+        writing.begin(2, put_one(METADATA, b"a", b"2"))
+        first, second = await objects.held(2)
+        objects.let(second)
+        await until(lambda: second in objects.found)
+        await idle()
+        assert not writing.done
+        objects.let(first)
+        await until(lambda: len(writing.done) == 2)
+        assert writing.done == {1: None, 2: None}
+        objects.let_all()
+
+
+async def test_a_row_of_the_metadata_is_shown_once_its_commit_counts(tmp_path, objects):
+    async with opened(tmp_path / "data", objects) as (store, nursery):
+        writing, seen = Writing(store, nursery), []
+        objects.holds = True
+        writing.begin(1, put_one(METADATA, b"row", b"value"))
+        (name,) = await objects.held(1)
+
+        async def read(call):
+            seen.append(await call())
+
+        nursery.start_soon(read, lambda: store.get(METADATA, b"row"))
+        nursery.start_soon(read, lambda: read_rows(store, METADATA, b"row", b"rox", limit=1))
+        nursery.start_soon(read, lambda: store.claim(NAME))
+        nursery.start_soon(read, lambda: store.pin(60.0))
+        await idle()
+        assert not seen
+        objects.let(name)
+        await until(lambda: len(seen) == 4)
+        assert b"value" in seen
+        assert [(b"row", b"value")] in seen
+        objects.let_all()
+
+
+async def test_an_object_store_that_does_not_answer_in_time_leaves_the_outcome_unknown_and_refuses_the_next(
+    tmp_path, objects
+):
+    async with opened(tmp_path / "data", objects, timeout_s=0.2) as (store, nursery):
+        writing = Writing(store, nursery)
+        objects.holds = True
+        writing.begin(1, put_one(METADATA, b"row", b"value"))
+        await until(lambda: writing.done)
+        assert isinstance(writing.done[1], NotCounted)
+        for call in (lambda: store.write([message(2)], claim=None), lambda: store.claim(NAME)):
+            with pytest.raises(CopyUnavailable):
+                await call()
+        objects.let_all()
+        await until(lambda: not store._outbox.unavailable)
+        assert await store.get(METADATA, b"row") == b"value"
+        await store.write([message(3)], claim=await store.claim(NAME))
+        assert await store.get(MESSAGE, key(2)) is None
+
+
+async def test_nothing_is_acknowledged_before_the_first_base_is_complete(tmp_path, objects):
+    outbox = CountingOutbox(max_bytes=1 << 30, timeout_s=PATIENCE_S)
+    async with await CountedStore.open(tmp_path / "data", TINY, shipper=outbox) as store:
+        copy = SecondCopy(objects, store, outbox, tmp_path / "data", EAGER, lambda: 1_000_000)
+        await copy.begin()
+        async with trio.open_nursery() as nursery:
+            writing = Writing(store, nursery)
+            writing.begin(1)
+            await idle()
+            assert "base" in outbox.unavailable
+            assert not writing.done
+            nursery.start_soon(copy.run)
+            await until(lambda: writing.done)
+            assert writing.done == {1: None}
+            assert await bases_of(objects)
+            await until(lambda: not outbox.unavailable)
+            nursery.cancel_scope.cancel()
+
+
+async def test_nothing_is_acknowledged_after_another_process_has_ended_the_reign(tmp_path, objects):
+    writing = None
+    try:
+        async with opened(tmp_path / "data", objects) as (store, nursery):
+            writing = Writing(store, nursery)
+            objects.holds = True
+            with trio.CancelScope(shield=True):
+                writing.begin(1)
+                (name,) = await objects.held(1)
+                objects.found[name] = (encode_seal(EpochSeal(9, bytes(16))), "other")
+                objects.let_all()
+                await until(lambda: writing.done)
+    except* ReignOver:
+        pass
+    assert isinstance(writing.done[1], NotCounted)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_everything_acknowledged_is_in_the_copy_whatever_answers_are_lost_and_whenever_the_process_ends(
+    tmp_path, seed, monkeypatch
+):
+    monkeypatch.setattr(carry, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(carry, "MAX_PAUSE_S", 0.01)
+    random, objects, acknowledged, number = Random(seed), FaultyObjects(seed), set(), 0
+    for life in range(3):
+        async with opened(tmp_path / "data", objects) as (store, nursery):
+            writing = Writing(store, nursery)
+            for _ in range(random.randrange(5, 40)):
+                number += 1
+                writing.begin(number, put_one(METADATA, b"%d" % number, b"%d" % life))
+                if random.random() < 0.5:
+                    await trio.sleep(0.002)
+            enough = random.randrange(1, len(writing.done) + 2)
+            await until(lambda writing=writing, enough=enough: len(writing.done) >= enough)
+            acknowledged |= {each for each, outcome in writing.done.items() if outcome is None}
+            nursery.cancel_scope.cancel()  # what is under way may still arrive
+        async with await LevelDBStore.open(tmp_path / f"new-{life}") as new:
+            await replay(objects, new)
+            found = await rows_of(new)
+        assert [each for each in acknowledged if (MESSAGE, key(each)) not in found] == []
+        assert [each for each in acknowledged if (METADATA, b"%d" % each) not in found] == []
+    assert acknowledged
+
+
+async def test_a_commit_is_sent_while_the_disk_syncs_it(tmp_path, objects, monkeypatch):
+    async with opened(tmp_path / "data", objects) as (store, nursery):
+        real, goes_on = NewestLog.finish_sync, threading.Event()
+
+        def finish_sync(syncing):
+            goes_on.wait(PATIENCE_S)
+            real(syncing)
+
+        await store.write([message(0)], claim=None)
+        monkeypatch.setattr(NewestLog, "finish_sync", staticmethod(finish_sync))
+        writing = Writing(store, nursery)
+        before = len(objects.found)
+        writing.begin(1)
+        await until(lambda: len(objects.found) > before)
+        await idle()
+        assert not writing.done
+        goes_on.set()
+        await until(lambda: writing.done)
+        assert writing.done == {1: None}
+
+
+async def test_a_sync_that_fails_after_its_commit_was_sent_ends_the_process_and_the_next_takes_it_from_the_log(
+    tmp_path, objects, monkeypatch
+):
+    writing, fails = None, threading.Event()
+    try:
+        async with opened(tmp_path / "data", objects) as (store, nursery):
+            await store.write([message(0)], claim=None)
+            copied_at_once(tmp_path / "data", tmp_path / "cut")  # what a power cut leaves
+
+            def finish_sync(syncing):
+                del syncing
+                fails.wait(PATIENCE_S)
+                raise OSError("the disk says no")
+
+            monkeypatch.setattr(NewestLog, "finish_sync", staticmethod(finish_sync))
+            before = len(objects.found)
+            writing = Writing(store, nursery)
+            writing.begin(1)
+            await until(lambda: len(objects.found) > before)
+            fails.set()
+            await trio.sleep_forever()
+    except* StoreError as errors:
+        assert "sent to the second copy" in str(errors.exceptions)
+    assert isinstance(writing.done[1], StoreError)
+    monkeypatch.undo()
+    async with opened(tmp_path / "cut", objects) as (store, _):
+        assert await store.get(MESSAGE, key(1)) is not None
