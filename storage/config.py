@@ -11,7 +11,7 @@ from storage.settings import CENTURY_S, GIB, KIB, MIB, TIB, choice, path, second
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
-    """Where messages are kept."""
+    """The store of messages."""
 
     kind: str = choice(
         "leveldb",

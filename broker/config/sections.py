@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PollConfig:
-    """The bounds of a page of messages, and of the wait for one."""
+    """Limits of pages of messages, and of long polls."""
 
     max_messages: int = count(
         100_000,
@@ -67,7 +67,7 @@ class PollConfig:
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """The HTTP listener: its address, and the bounds of requests and answers."""
+    """The HTTP listener: its addresses, and limits of requests and answers."""
 
     bind: str = binds(
         "127.0.0.1:7420",
@@ -266,7 +266,7 @@ class OidcConfig:
 
 @dataclass(frozen=True, slots=True)
 class SecurityConfig:
-    """Who may reach the daemon, from which pages, and who they are."""
+    """Access to the daemon: authentication, grants, audit, and the web pages that may use it."""
 
     authentication: str = choice(
         "off",
@@ -340,7 +340,7 @@ class SecurityConfig:
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """TLS on all addresses of http.bind, and on links to other instances; Unix sockets stay as they are."""
+    """TLS on all addresses of http.bind except Unix sockets, and on links to other instances."""
 
     certificate: str = file_name(
         "PEM file with this daemon's certificate and its chain; empty: no TLS. This file and the others are reloaded "
@@ -413,7 +413,7 @@ class OtelConfig:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownConfig:
-    """The end of the daemon."""
+    """The shutdown of the daemon."""
 
     drain_s: float = seconds(
         10.0,
@@ -430,7 +430,7 @@ class ShutdownConfig:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The recent messages of all topics, kept in memory in wire form."""
+    """The scan cache: recent messages of all topics in memory."""
 
     max_bytes: int = size(
         64 * MIB,
@@ -447,7 +447,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class BackupConfig:
-    """Backups, which a client reads from the daemon while it serves."""
+    """Backups, read by a client while the daemon serves."""
 
     hold_s: int = whole_seconds(
         600,
@@ -470,7 +470,7 @@ class BackupConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReadersConfig:
-    """The positions of readers that the daemon keeps."""
+    """Positions of readers that are saved with the daemon."""
 
     retention_s: int = whole_seconds(
         7_776_000,
@@ -494,7 +494,7 @@ class ReadersConfig:
 
 @dataclass(frozen=True, slots=True)
 class DeduplicationConfig:
-    """Producers: their messages, with sequence ids, are stored once."""
+    """Producers: messages with sequence ids are stored once."""
 
     default: bool = switch(
         True,
@@ -563,7 +563,7 @@ class DeduplicationConfig:
 
 @dataclass(frozen=True, slots=True)
 class TransactionsConfig:
-    """Transactions: the service that decides them, and their bounds."""
+    """Transactions: the service that decides them, and its limits."""
 
     service: str = choice(
         "embedded",
@@ -712,7 +712,7 @@ _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):\d{1,5}"
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """Several instances as one service, by ZooKeeper."""
+    """Several instances as one service, coordinated by ZooKeeper."""
 
     zookeeper: str = text(
         "",
