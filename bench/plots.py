@@ -106,7 +106,7 @@ def _evenness(pyplot: Any, rows: Sequence[Row]) -> Any:
         axes.set_xlabel("of the highest rate")
         axes.set_ylabel("ms since it was due")
         axes.set_yscale("log")
-    _legend_beside(line[0][-1])
+    _legend_next_to(line[0][-1])
     return figure
 
 
@@ -163,11 +163,11 @@ def _peers_open(pyplot: Any, rows: Sequence[Row]) -> Any:
         axes.set_xticks(range(len(half)), half, fontsize=7)
         axes.set_yscale("log")
     line[0][0].set_ylabel("ms since it was due")
-    _legend_beside(line[0][-1])
+    _legend_next_to(line[0][-1])
     return figure
 
 
-def _legend_beside(axes: Any) -> None:
+def _legend_next_to(axes: Any) -> None:
     axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.02, 1))
 
 

@@ -48,7 +48,7 @@ def measure_producers(profile: Profile, scratch: Path, say: Callable[[str], None
             ("atomic 10", 10, {"atomic": True}),
             ("atomic 100", 100, {"atomic": True}),
         ):
-            values = _beside_plain(ours, profile, messages, manner)
+            values = _compared_with_plain(ours, profile, messages, manner)
             section.rows.append(Row({"what": what}, values))
             ratios = ", ".join(f"{name} {value.median:.2f}" for name, value in values.items() if name[0] == "÷")
             say(f"producers, {what}: {values['messages/s'].median:,.0f} messages/s, {ratios}")
@@ -62,7 +62,7 @@ def measure_producers(profile: Profile, scratch: Path, say: Callable[[str], None
     return section
 
 
-def _beside_plain(ours: Daemon, profile: Profile, messages: int, manner: dict[str, Any]) -> dict[str, Spread]:
+def _compared_with_plain(ours: Daemon, profile: Profile, messages: int, manner: dict[str, Any]) -> dict[str, Spread]:
     """Return the rate of such requests, and its ratios."""
     firsts = count(FIRST_ID, _APART)
 

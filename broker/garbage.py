@@ -2,7 +2,7 @@
 
 A full collection visits every container of the process, and blocks all requests. With ten thousand open topics there
 are 670 000 containers, which takes 0.4 s, and almost none is garbage: requests, connections and topics are freed by
-reference counts (tests/broker/test_freed_at_once.py). So each full collection ends with ``gc.freeze``, which excludes
+reference counts (tests/broker/test_reference_cycles.py). So each full collection ends with ``gc.freeze``, which excludes
 the survivors from later collections, and the next one begins after a bounded number of new containers. Frozen
 containers are still freed by reference counts. A cycle that becomes garbage after it was frozen is not. If memory has
 grown by more than open topics explain, one collection visits everything again.

@@ -108,12 +108,12 @@ async def run(steps):
         for harness in harnesses.values():
             harness.directory.environment.ownership.set("a")
         with trio.move_on_after(60):
-            await read_or_be_told(harnesses["a"])  # this owner may only now detect that it was replaced
+            await read_or_deposed(harnesses["a"])  # this owner may only now detect that it was replaced
             return course, await harnesses["a"].read(cached=False)
         raise AssertionError("nobody serves the topic")
 
 
-async def read_or_be_told(harness):
+async def read_or_deposed(harness):
     while True:
         try:
             return await harness.read()

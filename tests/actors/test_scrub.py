@@ -509,13 +509,13 @@ async def test_unreadable_rows_of_no_topic_do_not_delay_the_weekly_read_of_a_top
         names, _ = await topics()
         return names, [(b"zz", b"zzz")]
 
-    async def not_of_those(start, stop, name):
+    async def not_among(start, stop, name):
         if name is None:
             raise StoreError("no answer in 30 s")
         await rows_of(start, stop, name)
 
     monkeypatch.setattr(scrub, "_topics", with_lost_names)
-    monkeypatch.setattr(scrub, "_rows_of", not_of_those)
+    monkeypatch.setattr(scrub, "_rows_of", not_among)
     await run_for(scrub, 4 * WEEK_S)
     assert scrub.report.last_complete_ms is None
     assert {store.read.count(name) for name in NAMES} == {4}

@@ -110,12 +110,12 @@ async def test_a_request_that_waits_after_one_that_gave_up_gets_its_turn(leaves:
     budget = filled(64 * MIB, 32 * MIB, patience_s=0.05 if leaves == "it is refused" else 60.0)
     scope = trio.CancelScope()
 
-    async def wait_in_vain() -> None:
+    async def wait_without_room() -> None:
         with scope, pytest.raises(Overloaded):
             await budget.take(60 * MIB, 60 * MIB)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait_in_vain)
+        nursery.start_soon(wait_without_room)
         await wait_all_tasks_blocked()
         budget.patience_s = 60.0
         nursery.start_soon(budget.take, 8 * MIB, 8 * MIB)

@@ -211,12 +211,12 @@ async def test_a_topic_that_is_created_while_a_list_is_read_is_in_the_next_one(m
         await daemon.create()
         scan = daemon.store.scan
 
-        async def and_meanwhile(*asked, **more):
+        async def while_answering(*asked, **more):
             await scan(*asked, **more)
             monkeypatch.undo()
             await daemon.create("u")
 
-        monkeypatch.setattr(daemon.store, "scan", and_meanwhile)
+        monkeypatch.setattr(daemon.store, "scan", while_answering)
         assert (await daemon.http.get(TOPICS)).json() == ["t"]
         assert (await daemon.http.get(TOPICS)).json() == ["t", "u"]
 

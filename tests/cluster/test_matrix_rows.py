@@ -171,7 +171,7 @@ async def tell(instance: Instance, method: str, path: str, value: Any = None) ->
     return None
 
 
-async def until_told(instance: Instance, method: str, path: str, value: Any = None) -> Answer:
+async def until_answered(instance: Instance, method: str, path: str, value: Any = None) -> Answer:
     """Repeat the request until the answer is 200."""
     with trio.fail_after(PATIENCE_S):
         while True:
@@ -186,7 +186,7 @@ async def test_rows_9_and_26_copies_share_one_outcome_and_nothing_is_accepted_un
     request = {"producer": "p", "sequenceIds": [0], "messages": ["m0"]}
     async with open_cluster(hbase, tmp_path, 1, "storage.hbase.timeout_s=12", alone=True) as cluster:
         instance, answers = cluster[0], []
-        await until_told(instance, "PUT", "?ifNotExists=true", {})
+        await until_answered(instance, "PUT", "?ifNotExists=true", {})
 
         async def send() -> None:
             answers.append(await tell(instance, "POST", "/publish", request))
@@ -207,8 +207,8 @@ async def test_rows_9_and_26_copies_share_one_outcome_and_nothing_is_accepted_un
         assert refused is not None
         assert (refused.status, refused.json()["outcome"]) == (503, "not-applied")
         instance.thrift.heal()
-        await until_told(instance, "POST", "/publish", request | {"sequenceIds": [1]})
-        found = await until_told(instance, "POST", "/poll", {})
+        await until_answered(instance, "POST", "/publish", request | {"sequenceIds": [1]})
+        found = await until_answered(instance, "POST", "/poll", {})
         assert len(found.json()) == 2
 
 
@@ -216,11 +216,11 @@ async def test_rows_9_and_26_copies_share_one_outcome_and_nothing_is_accepted_un
 async def test_rows_20_and_21_and_e56_e57_a_late_put_of_a_replaced_owner_has_no_effect(hbase, tmp_path, times):
     """The owner loses ZooKeeper while its commit is in flight; the commit arrives after another has taken over."""
     async with open_cluster(hbase, tmp_path, 2, "storage.hbase.timeout_s=2") as cluster:
-        await until_told(cluster[0], "PUT", "?ifNotExists=true", {})
+        await until_answered(cluster[0], "PUT", "?ifNotExists=true", {})
         for sequence in range(times):
             await _replaced(cluster, {"producer": "p", "sequenceIds": [sequence], "messages": [f"m{sequence}"]})
             for instance in cluster.instances:
-                found = await until_told(instance, "POST", "/poll", {})
+                found = await until_answered(instance, "POST", "/poll", {})
                 assert [each["payload"] for each in found.json()] == [f"m{number}" for number in range(sequence + 1)]
 
 
@@ -235,10 +235,10 @@ async def _replaced(cluster: Cluster, request: dict[str, Any]) -> None:
     assert late.met.is_set()
     owner.zookeeper.refuse()
     owner.thrift.choose = calm
-    told = await until_told(other, "POST", "/publish", request)
+    told = await until_answered(other, "POST", "/publish", request)
     assert answer is None or answer.status in (200, 503)
     await owner.thrift.landed.wait()
-    again = await until_told(other, "POST", "/publish", request)
+    again = await until_answered(other, "POST", "/publish", request)
     assert again.json()["duplicate"]
     assert again.json()["firstId"] == told.json()["firstId"]
     owner.zookeeper.heal()
@@ -248,7 +248,7 @@ async def _owner_first(cluster: Cluster) -> tuple[Instance, Instance]:
     """Return the owner and the other instance, once both agree on the owner."""
     with trio.fail_after(PATIENCE_S):
         while True:
-            answers = [await until_told(each, "POST", "/poll", {}) for each in cluster.instances]
+            answers = [await until_answered(each, "POST", "/poll", {}) for each in cluster.instances]
             named = [answer.headers.get("plainsong-owner") for answer in answers]
             owner, other = (cluster[0], cluster[1]) if named[0] is None else (cluster[1], cluster[0])
             if {*named} == {None, "{}:{}".format(*owner.address)}:

@@ -73,7 +73,7 @@ def is_all_there(client: Client, made: Deployment) -> None:
     assert committed.held.write_pointer == made.open.write_pointer
 
 
-def duplicates_are_told(client: Client, made: Deployment) -> None:
+def duplicates_are_reported(client: Client, made: Deployment) -> None:
     """Check that a repeated message is not stored again, and that the producer continues after its last."""
     with client.producer("orders", "till") as producer:
         assert producer.last_sequence_id == REQUESTS * EACH - 1

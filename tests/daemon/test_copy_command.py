@@ -13,7 +13,7 @@ import pytest
 from plainsong import Client
 from plainsong.cli.command import Exit
 from tests.daemon.deployment import (
-    duplicates_are_told,
+    duplicates_are_reported,
     fill,
     is_all_there,
     new_messages_come_behind,
@@ -76,7 +76,7 @@ def test_a_deployment_is_the_same_after_a_copy_that_was_killed_on_the_way(filled
     assert "both sides are the same" in copy(*words, "--verify-only").stdout
     with Daemon(tmp_path / "other") as daemon, Client("http://{}:{}".format(*daemon.address)) as client:
         is_all_there(client, made)
-        duplicates_are_told(client, made)
+        duplicates_are_reported(client, made)
         open_transactions_can_be_committed(client, made)
         new_messages_come_behind(client, made)
     assert "orders" in copy(*words, "--verify-only", code=1).stderr

@@ -27,7 +27,7 @@ PIPE_BYTES = 4096
 
 
 @contextmanager
-def pipe_nobody_reads() -> Iterator[int]:
+def unread_pipe() -> Iterator[int]:
     """The writing end of a small pipe that is already full, without a reader."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -65,7 +65,7 @@ def device_without_room() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("output", "lost"),
     [
-        (pipe_nobody_reads, "plainsong_log_lines_dropped_total"),
+        (unread_pipe, "plainsong_log_lines_dropped_total"),
         (pipe_closed_at_the_other_end, "plainsong_log_lines_failed_total"),
         (device_without_room, "plainsong_log_lines_failed_total"),
     ],

@@ -83,12 +83,12 @@ def test_recreating_a_topic_voids_its_plan(client, monkeypatch):
 
     uncleaned = plan.uncleaned
 
-    def made_anew(client, topic):
+    def recreated(client, topic):
         client.admin.delete_topic(topic)
         client.create_topic(topic)
         return uncleaned(client, topic)
 
-    monkeypatch.setattr(plan, "uncleaned", made_anew)
+    monkeypatch.setattr(plan, "uncleaned", recreated)
     with pytest.raises(GenerationChanged):
         plan.plan_topic(client, "changing", 2)
     client.admin.delete_topic("changing")

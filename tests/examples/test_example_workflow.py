@@ -64,10 +64,10 @@ def test_followers_see_each_state_with_its_token(url: str, namespace: str, tmp_p
     assert said.count("is done") == 4
     assert '"state": "completed"' in said
     assert rows(database, "r1")[-1] == ("report", TOKEN)
-    check_told(values, url, namespace, "r1")
+    check_reported(values, url, namespace, "r1")
 
 
-def check_told(values: Values, url: str, namespace: str, run: str) -> None:
+def check_reported(values: Values, url: str, namespace: str, run: str) -> None:
     """Check that both topics have every step once, in order, and that the changes add up to the token."""
     states, tokens = (
         [each for each in values(url, namespace, topic, isolation="committed") if each["run"] == run]
@@ -104,7 +104,7 @@ def test_a_crash_around_the_decision_is_repaired(
     assert ("interrupted" in said) == (outcome is not None)
     assert ("clean is done" in said) == (method == "commit_tx")
     assert [step for step, _ in rows(tmp_path / "workflow.db", "r1")] == STEPS
-    check_told(values, url, namespace, "r1")
+    check_reported(values, url, namespace, "r1")
 
 
 def test_states_and_rows_agree_although_workflow_and_daemon_are_killed(tmp_path: Path, values: Values):
@@ -121,7 +121,7 @@ def test_states_and_rows_agree_although_workflow_and_daemon_are_killed(tmp_path:
                 workflow.start()  # the daemon's death undid its transaction; it reports that and continues
         assert [step for step, _ in rows(database, "r1")] == STEPS
         assert rows(database, "r1")[-1][1] == TOKEN
-        check_told(values, url, "workflow", "r1")
+        check_reported(values, url, "workflow", "r1")
         with Client(url, namespace="workflow") as client:
             left = client.transactions.list(state="in_progress")  # begun by killed processes
         assert not any(each.topics for each in left)  # and they hold no reader

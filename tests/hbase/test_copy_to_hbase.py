@@ -7,7 +7,7 @@ import signal
 from plainsong import Client
 from tests.daemon.deployment import (
     Deployment,
-    duplicates_are_told,
+    duplicates_are_reported,
     fill,
     is_all_there,
     new_messages_come_behind,
@@ -34,7 +34,7 @@ def test_a_deployment_moves_to_hbase_and_back_and_continues_where_it_was(hbase, 
     assert "both sides are the same" in copy("--from", leveldb, "--to", tables).stdout
     with Daemon(tmp_path / "unused", *settings) as daemon, served(daemon) as client:
         is_all_there(client, made)
-        duplicates_are_told(client, made)
+        duplicates_are_reported(client, made)
         new_messages_come_behind(client, made)
         daemon.stop()
     back = f"leveldb:{tmp_path / 'back'}"
@@ -42,7 +42,7 @@ def test_a_deployment_moves_to_hbase_and_back_and_continues_where_it_was(hbase, 
     assert "both sides are the same" in copy("--from", tables, "--to", back).stdout
     with Daemon(tmp_path / "back") as daemon, served(daemon) as client:
         is_all_there(client, made)
-        duplicates_are_told(client, made)
+        duplicates_are_reported(client, made)
         open_transactions_can_be_committed(client, made)
         new_messages_come_behind(client, made)
 

@@ -310,14 +310,14 @@ def test_rows_without_an_order_or_a_payload_are_refused(spark, run, tmp_path):
 
 
 @pytest.fixture
-def beside_spark(request):
+def next_to_spark(request):
     """A file in the folder where Spark's JVM was started, against which Spark resolves relative paths."""
     rows = request.config.invocation_params.dir / "rows.parquet"
     yield rows
     shutil.rmtree(rows)
 
 
-def test_the_lines_of_the_page_run_from_top_to_bottom(spark, daemon, beside_spark, tmp_path, monkeypatch, capsys):
+def test_the_lines_of_the_page_run_from_top_to_bottom(spark, daemon, next_to_spark, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLAINSONG_URL", url_of(daemon))
     monkeypatch.setenv("PLAINSONG_NAMESPACE", "page")
@@ -326,7 +326,7 @@ def test_the_lines_of_the_page_run_from_top_to_bottom(spark, daemon, beside_spar
         client.create_topic("orders")
         client.publish("orders", [b"one", b"two"])
         rows = spark.range(3).selectExpr("id AS number", "cast(id AS STRING) AS payload")
-        rows.write.mode("overwrite").parquet(str(beside_spark))
+        rows.write.mode("overwrite").parquet(str(next_to_spark))
         ran = [in_process(line) for line in shell_lines(DOCUMENTS["docs/pipeline.md"]) if is_ours(line)]
         assert len(ran) > 7
         assert [message.payload for message in client.read("orders-again")] == [b"one", b"two", b"0", b"1", b"2"]

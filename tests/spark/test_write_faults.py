@@ -280,10 +280,10 @@ def test_a_save_with_a_lower_id_is_refused_unless_it_is_known_to_be_stored(topic
 def test_a_topic_recreated_while_it_is_written_gets_nothing(disturb, topics, tmp_path) -> None:
     topic = topics.create("anew")
 
-    def create_anew() -> None:
+    def recreate() -> None:
         topics.ask("DELETE", f"/v1/namespaces/demo/topics/{topic}")
         topics.create(topic)
 
-    with meanwhile(tmp_path, create_anew), pytest.raises(FAILED, match="generation_changed"):
+    with meanwhile(tmp_path, recreate), pytest.raises(FAILED, match="generation_changed"):
         disturb(topics.options(topic), before_commit="wait")
     assert topics.counted(topic) == Counter()

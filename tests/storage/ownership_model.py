@@ -44,7 +44,7 @@ class Model:
         while queue:
             state = queue.pop() if deep else queue.popleft()
             for reached in self.following(state):
-                following = self.without_vain(reached)
+                following = self.without_failed(reached)
                 if following not in seen:
                     wrong = self.wrong(following)
                     if wrong is not None:
@@ -53,7 +53,7 @@ class Model:
                     queue.append(following)
         return len(seen), None
 
-    def without_vain(self, state: State) -> State:
+    def without_failed(self, state: State) -> State:
         """Drop puts that no owner waits for and that can no longer succeed: removed content never reappears."""
         awaited = {flight for owner in state.owners for flight in owner.waits}
         rows = {(table, key) for table, key, _ in state.rows}

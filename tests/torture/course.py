@@ -23,8 +23,8 @@ from tests.cluster.readers import reader
 from tests.cluster.voices import Stage, Voice
 from tests.cluster.writers import plain_writer, producing_writer, publish, transactional_writer
 from tests.daemon.harness import Daemon, DaemonEnded
-from tests.torture.bustle import BUSTLE, PAUSE_S, lost_since, read_singles
 from tests.torture.disk import Disk, Plan
+from tests.torture.upkeep_load import BUSTLE, PAUSE_S, lost_since, read_singles
 
 TOPICS = ["a", "b", "c"]
 #: Cleaning is always in progress.

@@ -119,7 +119,7 @@ async def judge(
     ``lies``: the disk has not synced files whose names have this ending, although it reported so.
     """
     verdict = Verdict(f"power cut; what was not synced {LEFT[style]}", seed, done=1, last_call=f"record {moment}")
-    told = Told.that_was_told(recording.root, recording.records[:moment], lies)
+    told = Told.that_was_reported(recording.root, recording.records[:moment], lies)
     told.image(directory / "data", style, Random(seed))
     lone = Lone(Daemon(directory / "data", *SIZES[recording.sizes]))
     stage = stage_of(lone, seed)

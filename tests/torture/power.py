@@ -96,7 +96,7 @@ class Disk:
         self._open: dict[int, tuple[str, File | None]] = {}
 
     @classmethod
-    def that_was_told(cls, root: Path, records: Iterable[Record], lies: str = "") -> Disk:
+    def that_was_reported(cls, root: Path, records: Iterable[Record], lies: str = "") -> Disk:
         """Return a disk to which all these records were applied."""
         disk = cls(root, lies)
         for each in records:

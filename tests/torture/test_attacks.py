@@ -54,7 +54,7 @@ def test_a_daemon_starts_where_a_power_cut_has_torn_the_last_record_of_a_manifes
     assert torn
     for number, (moment, path, sector, end) in enumerate(torn[:3]):
         image = tmp_path / f"image{number}"
-        Told.that_was_told(disk.root, records[:moment]).image(image, "kept", Random(SEED))
+        Told.that_was_reported(disk.root, records[:moment]).image(image, "kept", Random(SEED))
         manifest = image / Path(path).relative_to(disk.root)
         content = bytearray(manifest.read_bytes())
         assert len(content) == end

@@ -44,7 +44,7 @@ class Recorded:
 
     def image(self, moment: int, style: Style, directory: Path, seed: int, lies: str = "") -> Path:
         """Build a possible image after a power cut at ``moment`` records."""
-        told = Told.that_was_told(self.disk.root, self.records[:moment], lies)
+        told = Told.that_was_reported(self.disk.root, self.records[:moment], lies)
         told.image(directory, style, Random(seed))
         return directory
 

@@ -20,7 +20,7 @@ WAITS = (
 
 
 @pytest.fixture(autouse=True)
-def _nobody_is_given_up(monkeypatch):
+def _no_instance_is_given_up(monkeypatch):
     """A test of one of these time-outs sets its own value."""
     for place in WAITS:
         monkeypatch.setattr(place, PATIENCE_S)

@@ -137,7 +137,7 @@ async def _find_others(config, nursery):
     return found
 
 
-async def _stop_when_told(stop):
+async def _stop_on_request(stop):
     MINE.get().stop = stop
     await trio.sleep_forever()
 
@@ -155,7 +155,7 @@ async def daemons(ensemble, monkeypatch, *names, **values):
     ):
         monkeypatch.setattr(f"broker.{place}", PATIENCE_S)
     monkeypatch.setattr(broker.main, "open_store", _open_store)
-    monkeypatch.setattr(broker.main, "_stop_at_signal", _stop_when_told)
+    monkeypatch.setattr(broker.main, "_stop_at_signal", _stop_on_request)
     monkeypatch.setattr(broker.main, "find_others", _find_others)
     with TemporaryDirectory() as scratch:
         async with trio.open_nursery() as nursery:

@@ -215,13 +215,13 @@ async def test_a_second_instance_of_one_name_is_refused(ensemble, monkeypatch):
     async with daemons(ensemble, monkeypatch, "a") as each:
         first = each["a"]
         with pytest.raises(ExceptionGroup) as refused:
-            await started_beside(each, "a", **{"cluster.session_timeout_s": 5.0})  # it retries for one session
+            await started_concurrently(each, "a", **{"cluster.session_timeout_s": 5.0})  # it retries for one session
         assert refused.group_contains(NameTaken, depth=None)
         each["a"] = first
         await first.call("GET", "/readyz")
 
 
-async def started_beside(each, name, **values):
+async def started_concurrently(each, name, **values):
     """Start one more daemon, whose end does not end the others."""
     async with trio.open_nursery() as nursery:
         each._nursery = nursery

@@ -90,7 +90,7 @@ def a_refused_request_is_there(history: History, rng: Random) -> bool:
 
 
 @plants("applied anyway")
-def what_nobody_sent_is_there(history: History, rng: Random) -> bool:
+def unsent_messages_are_present(history: History, rng: Random) -> bool:
     append(history, rng.choice(list(history.logs)), b"from nowhere")
     return True
 
@@ -189,7 +189,7 @@ def a_page_lacks_one_in_its_middle(history: History, rng: Random) -> bool:
 
 
 @plants("forgotten")
-def a_producer_is_told_less_than_was_acknowledged(history: History, rng: Random) -> bool:
+def a_producer_gets_less_than_was_acknowledged(history: History, rng: Random) -> bool:
     write = some_write(history, rng, lambda write: write.producer is not None and write.outcome == "acknowledged")
     if write is None or write.epoch is None or write.producer is None:
         return False
@@ -199,7 +199,7 @@ def a_producer_is_told_less_than_was_acknowledged(history: History, rng: Random)
 
 
 @plants("foretold")
-def a_producer_is_told_of_what_it_has_not_sent(history: History, rng: Random) -> bool:
+def a_producer_gets_an_id_it_has_not_sent(history: History, rng: Random) -> bool:
     opening = rng.choice(history.openings)
     history.openings.remove(opening)
     history.openings.append(replace(opening, last_sequence=1 << 40))
