@@ -47,7 +47,7 @@ step = st.one_of(
     st.tuples(st.just("put back"), st.integers(0, 2**16), st.integers(1, 8)),
     st.tuples(st.just("all at once"), topics, st.integers(2, 6), st.integers(0, 2**16)),
     st.tuples(st.just("pin")),
-    st.tuples(st.just("read what was pinned")),
+    st.tuples(st.just("look at what was pinned")),
     st.tuples(st.just("roll back"), topics, st.sampled_from([7, 8]), parts, parts),
     st.tuples(st.just("drop"), topics, parts),
     st.tuples(st.just("drop payloads"), topics, st.sampled_from([7, 8, -5])),
