@@ -103,7 +103,7 @@ def said(value: Any) -> Answer:
 
 #: More than any test needs: a client that retries forever must fail, not fill the memory.
 MOST_REQUESTS = 10_000
-NO_IDENTITY = Failure("connect", "refused")
+NO_DAEMON = Failure("connect", "refused")
 LOST = Failure("lost", "reset")
 SILENT = Failure("timeout", "no answer within 30 s")
 

@@ -22,7 +22,7 @@ from plainsong.protocol.errors import (
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.paging import pages
 from plainsong.protocol.requests import PublishRequest, Receipt
-from tests.client.simulation import LOST, NO_IDENTITY, SILENT, Simulation, problem, said
+from tests.client.simulation import LOST, NO_DAEMON, SILENT, Simulation, problem, said
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -41,7 +41,7 @@ def outcome_of(simulation: Simulation, call: calls.Call, **options: object) -> o
 
 
 def test_a_refused_connection_is_retried_since_nothing_happened():
-    simulation = Simulation([NO_IDENTITY, NO_IDENTITY, RECEIPT])
+    simulation = Simulation([NO_DAEMON, NO_DAEMON, RECEIPT])
     receipt = outcome_of(simulation, publish())
     assert receipt.first_id == pack_id(5, 0)
     assert receipt.count == 2
@@ -49,7 +49,7 @@ def test_a_refused_connection_is_retried_since_nothing_happened():
 
 
 def test_pauses_double_up_to_five_seconds():
-    simulation = Simulation([NO_IDENTITY] * 12 + [RECEIPT])
+    simulation = Simulation([NO_DAEMON] * 12 + [RECEIPT])
     outcome_of(simulation, publish(), deadline_s=600)
     assert simulation.pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5, 5]
 
@@ -102,7 +102,7 @@ def test_a_code_of_a_later_version_is_kept_and_its_status_decides_the_class():
 
 
 @pytest.mark.parametrize(
-    "failure", [LOST, SILENT, NO_IDENTITY, problem(503, "recovering"), problem(503, "outcome_unknown", "unknown")]
+    "failure", [LOST, SILENT, NO_DAEMON, problem(503, "recovering"), problem(503, "outcome_unknown", "unknown")]
 )
 def test_reads_are_retried_after_any_failure(failure):
     simulation = Simulation([failure, said(["a"])])
@@ -116,7 +116,7 @@ def test_a_failed_read_reports_that_nothing_happened():
 
 
 def test_the_deadline_reports_that_nothing_happened_when_no_attempt_can_have_succeeded():
-    simulation = Simulation(lambda _: NO_IDENTITY)
+    simulation = Simulation(lambda _: NO_DAEMON)
     error = outcome_of(simulation, publish(), deadline_s=10)
     assert isinstance(error, DeadlineExceeded)
     assert error.outcome == "not-applied"
@@ -137,7 +137,7 @@ def test_an_attempt_gets_no_more_time_than_the_call_has_left():
 
 
 def test_no_attempt_follows_a_pause_that_outlasts_the_deadline():
-    simulation = Simulation(lambda _: NO_IDENTITY, overslept_s=11)
+    simulation = Simulation(lambda _: NO_DAEMON, overslept_s=11)
     error = outcome_of(simulation, publish(), deadline_s=10)
     assert (type(error), error.outcome) == (DeadlineExceeded, "not-applied")
     assert len(simulation.sent) == 1
@@ -150,7 +150,7 @@ def test_without_retry_there_is_one_attempt():
 
 
 def test_the_next_url_is_tried_at_once_when_one_cannot_be_reached():
-    simulation = Simulation(lambda send: RECEIPT if send.url == "http://two" else NO_IDENTITY)
+    simulation = Simulation(lambda send: RECEIPT if send.url == "http://two" else NO_DAEMON)
     outcome_of(simulation, publish(), url=["http://one", "http://two"], retry=False)
     assert [send.url for send in simulation.sent] == ["http://one", "http://two"]
     assert not simulation.pauses
@@ -163,7 +163,7 @@ def test_a_stopping_daemon_is_left():
 
 
 def test_the_url_that_answered_is_kept_for_the_next_call():
-    simulation = Simulation([NO_IDENTITY, RECEIPT, RECEIPT])
+    simulation = Simulation([NO_DAEMON, RECEIPT, RECEIPT])
     channel = simulation.channel(["http://one", "http://two"])
     simulation.run(channel.call, publish())
     simulation.run(channel.call, publish())
@@ -207,7 +207,7 @@ def test_a_call_may_change_after_each_failed_attempt():
         seen.append(error.outcome)
         return calls.list_topics("second") if error.outcome == "unknown" else None
 
-    simulation = Simulation([NO_IDENTITY, LOST, said([])])
+    simulation = Simulation([NO_DAEMON, LOST, said([])])
     channel = simulation.channel()
     call = calls.list_topics("first")._replace(repeat="harmless", again=again)
     assert list(simulation.run(channel.call, call)) == []

@@ -10,7 +10,7 @@ import pytest
 from plainsong import Client, calls
 from plainsong.errors import ConnectFailed, NotSent
 from plainsong.protocol.errors import InvalidParameter
-from tests.client.simulation import NO_IDENTITY, Simulation, said
+from tests.client.simulation import NO_DAEMON, Simulation, said
 from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("both_clients")
@@ -18,7 +18,7 @@ TOPICS = calls.list_topics("default")
 
 
 def test_a_refused_first_connection_raises_within_a_second_and_names_what_is_not_running():
-    world = Simulation(lambda _: NO_IDENTITY)
+    world = Simulation(lambda _: NO_DAEMON)
     with pytest.raises(ConnectFailed) as caught:
         world.run(world.channel(reached=False).call, TOPICS)
     assert world.now_s < 1
@@ -30,7 +30,7 @@ def test_a_refused_first_connection_raises_within_a_second_and_names_what_is_not
 
 @pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
 def test_it_is_raised_at_the_time_limit_however_long_the_pauses_are(luck):
-    world = Simulation(lambda _: NO_IDENTITY)
+    world = Simulation(lambda _: NO_DAEMON)
     channel = world.channel(reached=False, wait_for_daemon_s=0.5)
     channel.random = lambda: luck
     with pytest.raises(ConnectFailed):
@@ -57,27 +57,27 @@ def _answer_plainly(server: socket.socket) -> None:
 
 
 def test_a_daemon_that_starts_a_moment_later_is_found():
-    world = Simulation([NO_IDENTITY, NO_IDENTITY, said(["t"])])
+    world = Simulation([NO_DAEMON, NO_DAEMON, said(["t"])])
     assert world.run(world.channel(reached=False).call, TOPICS) == ["t"]
 
 
 def test_every_url_is_tried_before_it_is_raised():
-    world = Simulation([NO_IDENTITY, said(["t"])])
+    world = Simulation([NO_DAEMON, said(["t"])])
     channel = world.channel(["http://one", "http://two"], reached=False, wait_for_daemon_s=0)
     assert world.run(channel.call, TOPICS) == ["t"]
-    world = Simulation([NO_IDENTITY, NO_IDENTITY])
+    world = Simulation([NO_DAEMON, NO_DAEMON])
     with pytest.raises(ConnectFailed):
         world.run(world.channel(["http://one", "http://two"], reached=False, wait_for_daemon_s=0).call, TOPICS)
 
 
 def test_a_url_that_once_worked_is_retried_until_the_deadline():
-    world = Simulation([said(["t"]), *[NO_IDENTITY] * 6, said(["u"])])
+    world = Simulation([said(["t"]), *[NO_DAEMON] * 6, said(["u"])])
     channel = world.channel(reached=False)
     assert [world.run(channel.call, TOPICS) for _ in range(2)] == [["t"], ["u"]]
 
 
 def test_the_time_limit_of_the_first_connection_can_be_set():
-    world = Simulation([*[NO_IDENTITY] * 9, said(["t"])])
+    world = Simulation([*[NO_DAEMON] * 9, said(["t"])])
     assert world.run(world.channel(reached=False, wait_for_daemon_s=30).call, TOPICS) == ["t"]
     for wrong in (-1, float("nan"), 1e12):
         with pytest.raises(InvalidParameter, match="wait_for_daemon_s"):

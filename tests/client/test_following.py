@@ -14,7 +14,7 @@ from plainsong.protocol.ids import pack_id
 from plainsong.protocol.requests import PublishRequest, Receipt
 from plainsong.retry import FIRST_AVOID_S, MAX_AVOID_S, MAX_OWNERS, Places, owned_part
 from plainsong.settings import follows_owners
-from tests.client.simulation import LOST, NO_IDENTITY, SILENT, Simulation, problem, said
+from tests.client.simulation import LOST, NO_DAEMON, SILENT, Simulation, problem, said
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -59,7 +59,7 @@ def test_errors_name_the_owner_too():
     assert urls == ["http://one", "http://two:1"]
 
 
-@pytest.mark.parametrize("failure", [NO_IDENTITY, problem(503, "no_owner"), problem(503, "shutting_down")])
+@pytest.mark.parametrize("failure", [NO_DAEMON, problem(503, "no_owner"), problem(503, "shutting_down")])
 @pytest.mark.parametrize("retry", [True, False])
 def test_a_missing_owner_costs_one_attempt_and_no_pause(failure, retry):
     urls, simulation = sent([stored("two:1"), failure, stored()], publish(), publish(), retry=retry)
@@ -90,7 +90,7 @@ def test_an_owner_that_did_not_answer_is_left_alone_longer_each_time():
     now_s = [0.0]
     script = [stored("two:1")]
     for _ in range(8):
-        script += [NO_IDENTITY, stored("two:1"), stored("two:1")]
+        script += [NO_DAEMON, stored("two:1"), stored("two:1")]
     simulation = Simulation(script)
     client = simulation.channel(clock=lambda: now_s[0])
     simulation.run(client.call, publish())
@@ -106,7 +106,7 @@ def test_an_owner_that_did_not_answer_is_left_alone_longer_each_time():
 
 
 def test_connecting_to_an_owner_may_take_a_second_and_to_a_given_url_the_requested_time():
-    _, simulation = sent([stored("two:1"), NO_IDENTITY, stored("two:1")], publish(), publish())
+    _, simulation = sent([stored("two:1"), NO_DAEMON, stored("two:1")], publish(), publish())
     assert [each.connect_timeout_s for each in simulation.sent] == [5.0, 1.0, 5.0]
 
 
@@ -140,7 +140,7 @@ def test_an_invalid_address_is_not_followed(address):
 
 def test_an_owner_may_be_one_of_the_given_urls():
     urls, _ = sent(
-        [stored("two:1"), NO_IDENTITY, stored("three:1"), stored()],
+        [stored("two:1"), NO_DAEMON, stored("three:1"), stored()],
         *[publish()] * 3,
         url=["http://one:1", "http://two:1", "http://three:1"],
     )

@@ -14,7 +14,7 @@ from plainsong.protocol.errors import TransactionsUnavailable
 from plainsong.protocol.requests import PollRequest
 from tests.client.client_under_test import Client
 from tests.client.conftest import url_of
-from tests.client.simulation import LOST, NO_IDENTITY, Simulation, problem, said
+from tests.client.simulation import LOST, NO_DAEMON, Simulation, problem, said
 from tests.daemon.harness import Daemon
 
 pytestmark = pytest.mark.usefixtures("both_clients")
@@ -107,7 +107,7 @@ def test_reads_become_committed_within_a_minute_after_the_daemon_gets_a_transact
     assert world.run(channel.read, asked, None) == "committed"
 
 
-@pytest.mark.parametrize("failure", [LOST, NO_IDENTITY])
+@pytest.mark.parametrize("failure", [LOST, NO_DAEMON])
 def test_reads_become_committed_after_reconnecting_to_a_daemon_that_got_a_transaction_service(
     failure,
 ):

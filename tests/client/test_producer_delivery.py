@@ -26,7 +26,7 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.ids import NO_PAYLOAD_PART, pack_position
 from plainsong.protocol.requests import PublishRequest
-from tests.client.simulation import LOST, NO_IDENTITY, SILENT, Simulation, kind, problem
+from tests.client.simulation import LOST, NO_DAEMON, SILENT, Simulation, kind, problem
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -153,7 +153,7 @@ def test_openings_whose_answers_are_lost_are_not_mistaken_for_another_producer()
 def test_a_request_that_certainly_did_not_happen_is_sent_again_without_a_new_session():
     desk = Desk()
     desk.topic.instead["publish"] = [
-        NO_IDENTITY,
+        NO_DAEMON,
         problem(503, "overloaded", retry_after="2"),
         problem(503, "recovering"),
     ]
@@ -164,7 +164,7 @@ def test_a_request_that_certainly_did_not_happen_is_sent_again_without_a_new_ses
 
 def test_a_deadline_without_a_successful_attempt_reports_that_nothing_happened():
     desk = Desk()
-    desk.topic.instead["publish"] = [NO_IDENTITY] * 1000
+    desk.topic.instead["publish"] = [NO_DAEMON] * 1000
     desk.fails(DeadlineExceeded, 0, outcome="not-applied", limit_s=10)
     assert desk.simulation.now_s <= 10
 
@@ -172,7 +172,7 @@ def test_a_deadline_without_a_successful_attempt_reports_that_nothing_happened()
 def test_a_daemon_that_never_returns_leaves_the_outcome_unknown():
     desk = Desk()
     desk.topic.instead["publish"] = [LOST]
-    desk.topic.instead["ask"] = [NO_IDENTITY] * 1000
+    desk.topic.instead["ask"] = [NO_DAEMON] * 1000
     error = desk.fails(OutcomeUnknown, 0, outcome="unknown", limit_s=10)
     assert "did not send it again" in error.hint
     assert desk.topic.payloads == []

@@ -21,7 +21,7 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.requests import PublishRequest
 from tests.client.proxy import Proxy
-from tests.client.simulation import LOST, NO_IDENTITY, SILENT, kind, problem
+from tests.client.simulation import LOST, NO_DAEMON, SILENT, kind, problem
 
 
 def deliver(desk: Desk, *ids: int, pointer: int | None = None) -> Delivered:
@@ -98,7 +98,7 @@ def test_a_request_that_the_daemon_could_not_judge_in_time_is_unknown():
 
 def test_a_request_that_certainly_did_not_happen_leaves_no_doubt():
     desk = Desk(retry=False)
-    desk.topic.instead["publish"] = [NO_IDENTITY]
+    desk.topic.instead["publish"] = [NO_DAEMON]
     with pytest.raises(PlainsongError) as raised:
         deliver(desk, 0)
     assert (raised.value.outcome, desk.session.doubted) == ("not-applied", -1)

@@ -16,7 +16,7 @@ from plainsong.protocol.codec import AVRO_2, FramesOptions, encode_frames
 from plainsong.protocol.errors import PlainsongError, TopicNotFound
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.page import Page, item
-from tests.client.simulation import LOST, NO_IDENTITY, Simulation, kind, problem, said
+from tests.client.simulation import LOST, NO_DAEMON, Simulation, kind, problem, said
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -125,13 +125,13 @@ def test_a_follower_waits_forever_for_a_daemon_that_is_away():
     daemon = FakeDaemon(a=[b"1"])
     simulation = Simulation(daemon)
     reader = reading(simulation, "a", follow=True)
-    daemon.next = [NO_IDENTITY] * 2000
+    daemon.next = [NO_DAEMON] * 2000
     assert payloads(simulation.run(reader.next_page)) == [b"1"]
     assert simulation.now_s > 2 * 3600
 
 
 def test_a_reader_that_does_not_follow_has_a_deadline():
-    simulation = Simulation(lambda _: NO_IDENTITY)
+    simulation = Simulation(lambda _: NO_DAEMON)
     with pytest.raises(DeadlineExceeded):
         simulation.run(reading(simulation, "a").next_page)
     assert simulation.now_s <= 60
@@ -217,7 +217,7 @@ def test_leaving_does_not_wait_forever_for_the_save():
     reader = reading(simulation, "a", follow=True, position=ServerPosition("me"))
     [reader.at_hand] = simulation.run(reader.next_page)
     reader.done_with_message_at_hand(0)
-    simulation._answer = lambda _: NO_IDENTITY
+    simulation._answer = lambda _: NO_DAEMON
     with pytest.raises(PlainsongError) as caught:
         simulation.run(reader.save)
     assert isinstance(caught.value, DeadlineExceeded)

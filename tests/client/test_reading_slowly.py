@@ -17,7 +17,7 @@ from plainsong.protocol.codec import AVRO_2
 from plainsong.protocol.errors import PositionChanged, TransactionsUnavailable
 from plainsong.protocol.ids import pack_id
 from plainsong.retry import PAUSES_S
-from tests.client.simulation import LOST, NO_IDENTITY, SILENT, Simulation, kind, problem
+from tests.client.simulation import LOST, NO_DAEMON, SILENT, Simulation, kind, problem
 from tests.client.test_reading import FakeDaemon, reading
 
 pytestmark = pytest.mark.usefixtures("both_clients")
@@ -183,7 +183,7 @@ def test_a_stored_save_whose_answer_is_lost_is_not_mistaken_for_another_reader()
     assert not position._in_doubt["a"]
 
 
-@pytest.mark.parametrize("failure", [SILENT, NO_IDENTITY])
+@pytest.mark.parametrize("failure", [SILENT, NO_DAEMON])
 def test_a_save_whose_answer_is_lost_hides_no_other_reader(failure):
     daemon = FakeDaemon(a=[b"1", b"2", b"3", b"4"])
     simulation = simulated(daemon)
@@ -244,7 +244,7 @@ def test_get_waits_no_longer_than_its_timeout_while_the_daemon_is_away():
     daemon = FakeDaemon(a=[b"1"])
     simulation = simulated(daemon)
     answer = simulation._answer
-    simulation._answer = lambda _: NO_IDENTITY
+    simulation._answer = lambda _: NO_DAEMON
     reader = followed(simulation)
     for _ in range(20):
         began_s = simulation.now_s

@@ -25,7 +25,7 @@ from plainsong.protocol.errors import (
     TransactionNotInProgress,
     TransactionTooLarge,
 )
-from tests.client.simulation import LOST, NO_IDENTITY, Simulation, kind, problem
+from tests.client.simulation import LOST, NO_DAEMON, Simulation, kind, problem
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
@@ -207,15 +207,13 @@ def test_participants_that_had_started_are_released_when_a_later_one_could_not()
 
 def test_an_abort_that_fails_after_a_failed_start_is_raised():
     stage = Stage({"b": {"start_tx": Boom("boom")}})
-    stage.service.instead["abort"] = [NO_IDENTITY]
+    stage.service.instead["abort"] = [NO_DAEMON]
     error = stage.caught(stage.context.start)
     assert isinstance(error, ConnectFailed)
     assert isinstance(error.__cause__, Boom)
 
 
-@pytest.mark.parametrize(
-    ("answer", "cls"), [(NO_IDENTITY, ConnectFailed), (problem(503, "overloaded"), PlainsongError)]
-)
+@pytest.mark.parametrize(("answer", "cls"), [(NO_DAEMON, ConnectFailed), (problem(503, "overloaded"), PlainsongError)])
 def test_a_failed_begin_is_raised_unchanged(answer: Any, cls: type[Exception]):
     stage = Stage({})
     stage.service.instead["begin"] = [answer]
@@ -260,7 +258,7 @@ def test_changes_that_cannot_be_collected_abort(name: str, changes: Any):
         (problem(413, "transaction_too_large"), TransactionTooLarge),
         (problem(409, "transaction_not_in_progress"), TransactionNotInProgress),
         (problem(500, "internal", "unknown"), TransactionFailed),
-        (NO_IDENTITY, ConnectFailed),
+        (NO_DAEMON, ConnectFailed),
         (LOST, TransactionFailed),
     ],
 )
@@ -311,7 +309,7 @@ def test_a_participant_that_cannot_roll_back_makes_it_invalid_and_the_others_are
 def test_all_failures_during_a_rollback_are_reported_in_order():
     stage = Stage({"a": {"rollback_tx": Boom("one")}, "b": {"commit_tx": False}, "c": {"rollback_tx": Boom("two")}})
     stage.started()
-    stage.service.instead["invalidate"] = [NO_IDENTITY]
+    stage.service.instead["invalidate"] = [NO_DAEMON]
     error = stage.caught(stage.context.finish)
     assert [str(each) for each in error.others][:2] == ["one", "two"]
     assert isinstance(error.others[2], ConnectFailed)
@@ -323,7 +321,7 @@ def test_all_failures_during_a_rollback_are_reported_in_order():
     [
         (problem(409, "transaction_not_in_progress"), TransactionNotInProgress),
         (problem(409, "transaction_conflict"), TransactionConflict),
-        (NO_IDENTITY, ConnectFailed),
+        (NO_DAEMON, ConnectFailed),
         (problem(404, "transaction_not_found"), PlainsongError),
     ],
 )
@@ -393,7 +391,7 @@ def test_a_commit_that_overtakes_the_fence_is_found():
     assert stage.events[-6:] == ["service.get", "service.invalidate", "service.get", *each("post_tx_commit")]
 
 
-@pytest.mark.parametrize("asked", [NO_IDENTITY, LOST, problem(503, "transactions_unavailable")])
+@pytest.mark.parametrize("asked", [NO_DAEMON, LOST, problem(503, "transactions_unavailable")])
 def test_a_commit_is_in_doubt_only_if_nothing_knows_its_outcome_and_is_then_not_rolled_back(asked: Any):
     stage = Stage({})
     transaction = stage.started()
@@ -501,7 +499,7 @@ def test_a_checkpoint_that_cannot_persist_aborts(name: str, failure: Any):
     assert stage.context.state != "in_progress"
 
 
-@pytest.mark.parametrize("answer", [NO_IDENTITY, LOST, problem(409, "transaction_not_in_progress")])
+@pytest.mark.parametrize("answer", [NO_DAEMON, LOST, problem(409, "transaction_not_in_progress")])
 def test_a_checkpoint_that_the_service_does_not_make_aborts(answer: Any):
     stage = Stage({})
     stage.started()

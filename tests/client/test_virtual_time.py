@@ -15,7 +15,7 @@ from plainsong.errors import DeadlineExceeded, NotSent
 from plainsong.protocol.codec import FramesOptions, encode_frames
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.page import Page, item
-from tests.client.simulation import NO_IDENTITY, said
+from tests.client.simulation import NO_DAEMON, said
 from tests.client.topic_of_producers import Topic
 
 
@@ -52,7 +52,7 @@ def in_virtual_time(line: Line, work: Callable[[AsyncClient], Awaitable[Any]]) -
 
 
 def test_an_undeliverable_message_is_tried_for_its_time_and_then_reported():
-    line = Line(lambda _: NO_IDENTITY)
+    line = Line(lambda _: NO_DAEMON)
 
     async def work(client: AsyncClient) -> None:
         began_s = trio.current_time()
@@ -70,7 +70,7 @@ def test_an_undeliverable_message_is_tried_for_its_time_and_then_reported():
 
 
 def test_a_first_message_lingers_for_others():
-    line = Line(lambda _: NO_IDENTITY)
+    line = Line(lambda _: NO_DAEMON)
 
     async def work(client: AsyncClient) -> None:
         async with client.publisher("t", linger_ms=40, mode="best_effort", delivery_timeout_s=1) as publisher:
@@ -120,7 +120,7 @@ def test_a_lightweight_transaction_ends_at_its_time_by_itself():
 
 
 def test_a_call_is_tried_until_its_deadline_and_no_longer():
-    line = Line(lambda send: said([]) if trio.current_time() > 1e9 else NO_IDENTITY)
+    line = Line(lambda send: said([]) if trio.current_time() > 1e9 else NO_DAEMON)
 
     async def work(client: AsyncClient) -> None:
         began_s = trio.current_time()
