@@ -10,7 +10,7 @@ from daemons import TOPICS, daemons
 
 from tests.patience import PATIENCE_S
 
-NO_IDENTITY = SimpleNamespace(hosts="", path="")
+NO_ENSEMBLE = SimpleNamespace(hosts="", path="")
 NUMBER = 5
 
 
@@ -29,7 +29,7 @@ async def test_two_daemons_without_zookeeper_on_one_store_report_once_that_they_
     monkeypatch, caplog
 ):
     with caplog.at_level(logging.INFO):
-        async with daemons(NO_IDENTITY, monkeypatch) as found:
+        async with daemons(NO_ENSEMBLE, monkeypatch) as found:
             one, two = await found.start("one"), await found.start("two")
             for turn in range(4):
                 for number in range(NUMBER):
