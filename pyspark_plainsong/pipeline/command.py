@@ -37,7 +37,7 @@ class ListedJob(NamedTuple):
 
 #: By name, in the order people meet them.
 JOBS: dict[str, ListedJob] = {
-    "archive": ListedJob("pyspark_plainsong.pipeline.archive", "Keep topics as Parquet files, beyond their expiry."),
+    "archive": ListedJob("pyspark_plainsong.pipeline.archive", "Keep topics as Delta tables, beyond their expiry."),
     "replay": ListedJob("pyspark_plainsong.pipeline.replay", "Publish archived messages again, in order."),
     "audit": ListedJob("pyspark_plainsong.pipeline.audit", "Audit trail, usage registry and lineage of datasets."),
     "report": ListedJob(

@@ -19,7 +19,7 @@ from pyspark_plainsong.pipeline.archive.layout import holds_no_entries
 from pyspark_plainsong.pipeline.locks import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
@@ -32,6 +32,12 @@ class Files(Protocol):
 
     def url(self, path: str) -> str:
         """Return a path in the form that Spark accepts."""
+
+    def table(self, path: str) -> str:
+        """Return a path in the form that delta-rs accepts."""
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder and those above it, unless they exist."""
 
     def find(self, under: str, name: str) -> list[str]:
         """Find all files of a name below a folder, sorted; skips folders that never hold entries of an archive."""
@@ -58,14 +64,11 @@ class Files(Protocol):
     def names(self, folder: str) -> list[str]:
         """Return the names directly in a folder, sorted; empty if it does not exist."""
 
-    def settle(self, folder: str) -> None:
-        """Make the Parquet files of a folder durable."""
+    def settle(self, paths: Sequence[str]) -> None:
+        """Make files durable, and the folders above them."""
 
     def remove(self, folder: str) -> None:
         """Remove a folder with its content, if it exists."""
-
-    def modified_ms(self, folder: str) -> int | None:
-        """Return the latest change of a folder and its direct entries, in milliseconds since 1970; None if it is gone."""
 
 
 #: Characters that make a path a pattern for Spark's readers of files; a backslash quotes each.
@@ -107,6 +110,18 @@ class LocalFiles:
     def url(self, path: str) -> str:
         """As ``Files``."""
         return f"file://{self._at(path)}"  # unquoted, as Hadoop takes paths
+
+    def table(self, path: str) -> str:
+        """As ``Files``. Raises CommandFailed: delta-rs would open another path."""
+        at = str(self._at(path))
+        if "\\" in at or "%" in at:
+            says = f"a Delta table cannot have a backslash or a percent sign in its path: {at}"
+            raise CommandFailed(says, hint="choose another --root", code=Exit.USAGE)
+        return Path(at).as_uri()
+
+    def make_folder(self, path: str) -> None:
+        """As ``Files``."""
+        self._at(path).mkdir(parents=True, exist_ok=True)
 
     def find(self, under: str, name: str) -> list[str]:
         """As ``Files``."""
@@ -153,15 +168,15 @@ class LocalFiles:
         at = self._at(folder)
         return sorted(each.name for each in at.iterdir()) if at.is_dir() else []
 
-    def settle(self, folder: str) -> None:
+    def settle(self, paths: Sequence[str]) -> None:
         """As ``Files``."""
-        for each in self._parquet(folder):
+        above: set[Path] = set()
+        for each in map(self._at, paths):
             _sync(each)
-        at = self._at(folder)
-        # New parent folders must survive a power cut, too.
-        while at.is_relative_to(self._root):
-            _sync(at)
-            at = at.parent
+            # New parent folders must survive a power cut, too.
+            above |= {folder for folder in each.parents if folder.is_relative_to(self._root)}
+        for folder in sorted(above, reverse=True):
+            _sync(folder)
 
     def remove(self, folder: str) -> None:
         """As ``Files``. The manifest goes first, so that half a folder never counts as an entry."""
@@ -170,14 +185,6 @@ class LocalFiles:
             (at / MANIFEST).unlink(missing_ok=True)
             _sync(at)
             shutil.rmtree(at, onerror=_unless_gone)
-
-    def modified_ms(self, folder: str) -> int | None:
-        """As ``Files``."""
-        at = self._at(folder)
-        try:
-            return max(each.stat().st_mtime_ns for each in (at, *at.iterdir())) // 1_000_000
-        except FileNotFoundError:  # another process removed it
-            return None
 
     def _at(self, path: str) -> Path:
         return self._root.joinpath(*PurePosixPath(path).parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from py4j.protocol import Py4JJavaError
 
@@ -11,7 +12,7 @@ from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME, holds_no_en
 from pyspark_plainsong.pipeline.locks import leased
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
@@ -35,6 +36,14 @@ class HadoopFiles:
     def url(self, path: str) -> str:
         """As ``Files``."""
         return f"{self._root}/{path}" if path else self._root
+
+    def table(self, path: str) -> str:
+        """As ``Files``."""
+        return quote(self.url(path), safe=":/@%")
+
+    def make_folder(self, path: str) -> None:
+        """As ``Files``."""
+        self._system.mkdirs(self._path(path))
 
     def find(self, under: str, name: str) -> list[str]:
         """As ``Files``."""
@@ -102,7 +111,7 @@ class HadoopFiles:
         """As ``Files``."""
         return sorted(each.getPath().getName() for each in self._statuses(folder))
 
-    def settle(self, folder: str) -> None:
+    def settle(self, paths: Sequence[str]) -> None:
         """As ``Files``; a closed file is as durable as the file system makes it."""
 
     def remove(self, folder: str) -> None:

@@ -50,7 +50,7 @@ SUBMITTED = "PYSPARK_GATEWAY_PORT"
 #: Packages of ours that jobs and workers import.
 PACKAGES = ("pyspark_plainsong", "plainsong")
 #: Modules that ``plainsong-spark`` installs.
-EXTRA = ("pyspark", "py4j", "pyarrow", "matplotlib")
+EXTRA = ("pyspark", "py4j", "pyarrow", "deltalake", "matplotlib")
 #: Those of its extra ``report``.
 PLOTS = ("matplotlib",)
 _PROBE_S = 30.0

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from plainsong import Client
 from pyspark_plainsong.pipeline.archive import layout, read
-from pyspark_plainsong.pipeline.archive.manifest import Manifest, Stats
-from pyspark_plainsong.pipeline.archive.reading import load_manifests
-from pyspark_plainsong.pipeline.archive.writing import ArchiveWriter, Log, Offsets
-from pyspark_plainsong.pipeline.files import LocalFiles
+from pyspark_plainsong.pipeline.archive.layout import FIRST, Range
+from pyspark_plainsong.pipeline.archive.table import Batch, TableFile, TopicTable
+from pyspark_plainsong.pipeline.archive.writing import ArchiveWriter, Log
+from pyspark_plainsong.pipeline.files import LocalFiles, open_files
 from tests.daemon.harness import Daemon
 
 LOG = Log("default", "orders", 1)
@@ -50,15 +51,26 @@ def messages(spark: SparkSession, times_ms: Sequence[int]) -> DataFrame:
 class Archive:
     """An archive of the topic ``orders`` below ``root``."""
 
-    def __init__(self, root: Path, archive: str = "a" * 32, log: Log = LOG) -> None:
+    def __init__(self, root: Path, log: Log = LOG) -> None:
         self.root = str(root)
         self.files = LocalFiles(root)
         self.log = log
-        self.archive = archive
-        self.writer = ArchiveWriter(self.files, log, Offsets(self.files, log))
+        self.writer = ArchiveWriter(self.files, log)
 
-    def append(self, spark: SparkSession, batch: int, times_ms: Sequence[int], bounds: tuple[bytes, bytes]) -> Manifest:
-        return self.writer.put(messages(spark, times_ms), self.archive, batch, bounds)
+    def append(self, spark: SparkSession, times_ms: Sequence[int]) -> Batch | None:
+        """Append messages as the next batch."""
+        start = FIRST if (table := self.opened()) is None else table.end(self.log.generation)
+        return self.writer.put(messages(spark, times_ms), Range(start, after(id_at(times_ms[-1]))))
+
+    def opened(self) -> TopicTable | None:
+        return TopicTable.open(self.files, self.log.namespace, self.log.topic)
+
+    @property
+    def table(self) -> TopicTable:
+        """The newest version."""
+        table = self.opened()
+        assert table is not None
+        return table
 
 
 #: Two days, of which the second is not over: five batches, one over midnight.
@@ -69,11 +81,8 @@ BATCHES = [TIMES[:7], TIMES[7:14], TIMES[14:21], TIMES[21:28], TIMES[28:]]
 def two_days(spark: SparkSession, root: Path) -> Archive:
     """An archive of ``TIMES`` in ``BATCHES``."""
     made = Archive(root)
-    start = bytes(20)
-    for number, times in enumerate(BATCHES):
-        end = after(id_at(times[-1]))
-        made.append(spark, number, times, (start, end))
-        start = end
+    for times in BATCHES:
+        made.append(spark, times)
     return made
 
 
@@ -82,55 +91,31 @@ def times_read(spark: SparkSession, archive: Archive) -> list[int]:
     return sorted(layout.time_of(row.message_id) for row in read(spark, archive.root).select("message_id").collect())
 
 
-def on_disk(archive: Archive) -> list[int]:
-    """The same of every Parquet file there is."""
-    return sorted(map(layout.time_of, raw_ids(archive.root)))
-
-
-def batch_folder(archive: Archive, batch: int) -> Path:
-    """Return the folder of a batch's only entry."""
-    (entry,) = (each for each in load_manifests(archive.files) if (each.kind, each.batch) == ("batch", batch))
-    return Path(archive.root) / entry.folder
-
-
-def batch_entry(start: int, end: int, *, batch: int = 0, written_ms: int = 0, source: str = "a") -> Manifest:
-    """A batch without files that holds ids ``start`` to ``end`` of a small example."""
-    return entry("batch", start, end, batch=batch, written_ms=written_ms, source=source)
-
-
-def entry(kind: str, start: int, end: int, **more: object) -> Manifest:
-    given: dict[str, object] = {"written_ms": 0, "source": "a", "folder": f"{kind}-{start}-{end}", **more}
-    stats = Stats(end - start, 0, 0, small_id(start), small_id(end - 1)) if end > start else Stats(0, 0, 0)
-    return Manifest(
-        kind=kind,  # type: ignore[arg-type]
-        namespace="default",
-        topic="orders",
-        generation=1,
-        start=small_id(start),
-        end=small_id(end),
-        stats=stats,
-        files=(),
-        **given,  # type: ignore[arg-type]
-    )
-
-
-def small_id(number: int) -> bytes:
-    return number.to_bytes(20, "big")
+def files_of(root: str) -> list[tuple[Path, TableFile]]:
+    """Every file of every table below a root, oldest first."""
+    files = open_files(root)
+    found = []
+    for log in sorted(Path(root).glob("*/*/_delta_log")):
+        table = TopicTable.open(files, *log.parts[-3:-1])
+        assert table is not None
+        found += [(log.parent / each.path, each) for each in table.all_files()]
+    return sorted(found, key=lambda each: (each[1].first_ms, each[1].path))
 
 
 def raw_ids(root: str) -> list[bytes]:
-    """The ids in every Parquet file below a root, without Spark and without manifests."""
-    files = sorted(Path(root).rglob("*.parquet"))
-    return [each for file in files for each in pq.read_table(file, columns=["message_id"])["message_id"].to_pylist()]
+    """The ids in every table below a root, read by the library alone."""
+    tables = [DeltaTable(log.parent) for log in sorted(Path(root).glob("*/*/_delta_log"))]
+    return [
+        each for table in tables for each in table.to_pyarrow_table(columns=["message_id"])["message_id"].to_pylist()
+    ]
 
 
-def damage(folder: Path) -> None:
-    """Leave out a row of an entry."""
-    file = max(folder.glob("*.parquet"), key=lambda each: pq.read_metadata(each).num_rows)
-    rewrite(file, pq.read_table(file).slice(1))
+def damage(file: Path) -> None:
+    """Leave out a row of a file."""
+    rewrite(file, pq.read_table(file, partitioning=None).slice(1))
 
 
-def rewrite(file: Path, table: pa.Table) -> None:
+def rewrite(file: Path, table: pa.TopicTable) -> None:
     """Replace a file, and remove Hadoop's checksum next to it, which would detect this, too."""
     for name in ("publish_timestamp", "write_timestamp"):  # Spark's INT96 is read as nanoseconds, which Spark refuses
         column = table[name].cast(pa.timestamp("us", "UTC"))

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from plainsong import Client
 from plainsong.cli.command import CommandFailed, Exit
@@ -24,14 +23,12 @@ from plainsong.cli.options import now_ms
 from pyspark_plainsong.pipeline.archive import appending, archiving, layout, read
 from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject
 from pyspark_plainsong.pipeline.archive.archiving import append, compact, verify
-from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
-from pyspark_plainsong.pipeline.archive.reading import load_manifests
+from pyspark_plainsong.pipeline.archive.table import TopicTable
 from pyspark_plainsong.pipeline.archive.writing import ArchiveWriter
-from pyspark_plainsong.pipeline.files import LocalFiles, open_files
 from pyspark_plainsong.pipeline.job import Run
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.patience import SPARK_PATIENCE_S
-from tests.pipeline.archives import in_archive, in_topic, published, raw_ids, url_of
+from tests.pipeline.archives import files_of, in_archive, in_topic, published, raw_ids, url_of
 from tests.spark_session import spark_environ
 
 
@@ -66,21 +63,26 @@ def test_a_topic_is_archived_in_order_and_later_runs_add_only_new_messages(spark
     append(run, ["orders"], root, every=None, batch_rows=100)
     append(run, ["orders"], root, every=None, batch_rows=100)
     assert in_archive(spark, root) == in_topic(client)
-    assert [entry.stats.count for entry in load_manifests(open_files(root))] == [100, 100, 100, 50]
+    log = DeltaTable(Path(root) / client.namespace / "orders")
+    commits = [each["plainsong"] for each in log.history() if "plainsong" in each]
+    commits = [json.loads(each) if isinstance(each, str) else each for each in commits]
+    assert [each["rows"] for each in reversed(commits)] == [100, 100, 100, 50]
+    assert [each["start"] for each in commits[:-1]] == [each["end"] for each in commits[1:]]
+    assert log.transaction_version("plainsong:1") == 4
     payloads = [row.payload for row in read(spark, root).orderBy("message_id").collect()]
     assert payloads == [f"message {number}".encode() for number in range(350)]
     assert sorted(raw_ids(root)) == in_topic(client)
-    for file in Path(root).rglob("*.parquet"):
-        ids = pq.read_table(file)["message_id"].to_pylist()
+    for file, _ in files_of(root):
+        ids = pq.read_table(file, partitioning=None)["message_id"].to_pylist()
         assert ids == sorted(ids)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["a[1]", "{a,b}", "a\\b", "a#b", "a?b*", "a b%20c"],
-    ids=["brackets", "braces", "backslash", "hash", "wildcards", "quoted"],
+    ["a[1]", "{a,b}", "a#b", "a?b*", "a b c"],
+    ids=["brackets", "braces", "hash", "wildcards", "spaces"],
 )
-def test_a_root_may_have_any_name(spark, client, run, tmp_path, name):
+def test_a_root_may_have_almost_any_name(spark, client, run, tmp_path, name):
     published(client, 0, 10)
     for root in (str(tmp_path / name), f"file:{tmp_path / name}"):
         append(run, ["orders"], root, every=None)
@@ -89,6 +91,15 @@ def test_a_root_may_have_any_name(spark, client, run, tmp_path, name):
     findings = verify(run, "orders", root, bytes(20), b"\x7f" + bytes(19), None)
     assert (findings.is_good, findings.counts["same"]) == (True, 10)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["a\\b", "a%20b"])
+def test_a_root_that_the_library_would_misread_is_refused_before_anything_is_written(client, run, tmp_path, name):
+    published(client, 0, 10)
+    with pytest.raises(CommandFailed, match="cannot have a backslash or a percent sign in its path") as raised:
+        append(run, ["orders"], str(tmp_path / name), every=None)
+    assert raised.value.code == Exit.USAGE
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_several_topics_have_archives_side_by_side(spark, client, run, root):
@@ -108,44 +119,39 @@ def test_a_topic_that_begins_with_an_underscore_is_read_with_the_others_and_comp
     append(run, ["_orders"], root, every=None)
     assert in_archive(spark, root) == in_topic(client, "_orders")
     compact(run, [], root, compression="zstd", today=True)
-    assert {each.kind for each in load_manifests(open_files(root))} == {"day"}
+    assert len(files_of(root)) == 1
     assert in_archive(spark, root) == in_topic(client, "_orders")
 
 
-def test_losing_a_checkpoint_loses_and_doubles_nothing(spark, client, run, root):
-    published(client, 0, 100)
-    append(run, ["orders"], root, every=None)
-    shutil.rmtree(Path(root) / layout.topic_folder(client.namespace, "orders") / "_checkpoints")
-    published(client, 100, 100)
-    append(run, ["orders"], root, every=None)
+def test_two_runs_at_once_archive_each_message_once(spark, client, run, root, monkeypatch):
+    def overtaken(self, *given):
+        written = real(self, *given)
+        monkeypatch.setattr(ArchiveWriter, "write", real)
+        other = Run("archive", run.where, spark=spark.newSession())  # the names of queries are unique in a session
+        append(other, ["orders"], root, every=None, batch_rows=70)
+        return written
+
+    real = ArchiveWriter.write
+    published(client, 0, 300)
+    with monkeypatch.context():
+        monkeypatch.setattr(ArchiveWriter, "write", overtaken)
+        append(run, ["orders"], root, every=None, batch_rows=100)
     assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)
-    assert len({entry.source for entry in load_manifests(open_files(root))}) == 2
 
 
-def test_a_restored_checkpoint_overlaps_and_still_each_message_is_read_once(spark, client, run, root):
-    published(client, 0, 100)
-    append(run, ["orders"], root, every=None, checkpoint=f"{root}-one")
-    published(client, 100, 100)
-    append(run, ["orders"], root, every=None, checkpoint=f"{root}-two")
-    published(client, 200, 50)
-    append(run, ["orders"], root, every=None, checkpoint=f"{root}-one")
-    assert len(raw_ids(root)) == 100 + 100 + 150
-    assert in_archive(spark, root) == in_topic(client)
-
-
-def test_a_checkpoint_restored_from_an_older_copy_ends_the_run_with_3_and_the_error_of_its_batch(client, run, root):
-    checkpoint = Path(root) / layout.topic_folder(client.namespace, "orders") / "_checkpoints"
-    published(client, 0, 100)
-    append(run, ["orders"], root, every=None)
-    shutil.copytree(checkpoint, f"{root}-copy")
-    published(client, 100, 50)
-    append(run, ["orders"], root, every=None)
-    shutil.rmtree(checkpoint)
-    shutil.copytree(f"{root}-copy", checkpoint)
-    published(client, 150, 50)
-    with pytest.raises(CommandFailed, match="has ids that do not match the checkpoint") as raised:
-        append(run, ["orders"], root, every=None)
-    assert (raised.value.code, raised.value.hint) == (Exit.STORE, "was the checkpoint restored, or edited?")
+def test_an_archive_of_an_earlier_version_is_refused_with_the_way_out(client, run, root):
+    published(client, 0, 10)
+    (Path(root) / client.namespace / "orders/gen=1/batches").mkdir(parents=True)
+    for call in (append, compact, archiving.migrate):
+        options = {"every": None} if call is append else {"compression": "zstd"}
+        if call is archiving.migrate:
+            call(run, ["orders"], root, **options)
+            append(run, ["orders"], root, every=None)
+            continue
+        with pytest.raises(CommandFailed, match="was written by an earlier version") as raised:
+            call(run, ["orders"], root, **options)
+        assert raised.value.code == Exit.STORE
+    assert sorted(raw_ids(root)) == in_topic(client)
 
 
 def test_a_recreated_topic_gets_an_archive_of_its_own_generation(spark, client, run, root):
@@ -184,7 +190,7 @@ def test_a_followed_pattern_archives_topics_that_match_it_later(spark, client, r
     def tell(self, *, following=False):
         real(self, following=following)
         appended.append(self)
-        if manifested(root) == 10 * (3 - len(later)):
+        if rows_in(root) == 10 * (3 - len(later)):
             if not later:
                 raise Enough
             published(client, 0, 10, later.pop(0))
@@ -200,22 +206,7 @@ def test_a_followed_pattern_archives_topics_that_match_it_later(spark, client, r
     assert {row["topic"]: row["count"] for row in rows} == {"foo-a": 10, "foo-b": 10, "foo-c": 10}
     for each in appended:
         real(each)
-        assert not each._written, "a manifest that was reported is not kept"
-
-
-def test_a_later_topic_that_another_run_archives_is_left_out_with_a_warning(client, run, root, monkeypatch, capsys):
-    monkeypatch.setattr(archiving, "LOOK_EVERY", 1)
-    published(client, 0, 10, "foo-a")
-    with run.client() as opened, ExitStack() as holds:
-        appends = archiving._Appends(run, opened, AppendOptions(root), holds, "1 seconds")
-        appends.begin(["foo-a"])
-        assert appends._later(["foo-?"]) == []
-        published(client, 0, 10, "foo-b")
-        lock = layout.lock_file(client.namespace, "foo-b", "appending")
-        with open_files(root).lock(lock, "the archive of foo-b", print):
-            assert appends._later(["foo-?"]) == []
-        assert appends._later(["foo-?"]) == []
-    assert capsys.readouterr().err.count("foo-b is left out: ") == 1
+        assert not each._written, "a batch that was reported is not kept"
 
 
 def test_a_metric_shows_an_archive_that_is_late(client, run, root, capsys):
@@ -259,39 +250,21 @@ class Died(Exception):
     """Stands for the death of a run."""
 
 
-#: After each of these a run dies, and the next one takes up its batch.
-STEPS = ("write", "settle", "manifest")
+@pytest.mark.parametrize("step", ["write", "append"])
+def test_a_run_that_dies_after_any_step_loses_and_doubles_nothing(spark, client, run, root, monkeypatch, step):
+    owner = ArchiveWriter if step == "write" else TopicTable
+    real = getattr(owner, step)
 
+    def dies(*given):
+        real(*given)
+        raise Died(step)
 
-def dying_after(monkeypatch, step):
-    """Have the next run die after a step."""
-
-    def dying(real):
-        def does(*given):
-            real(*given)
-            raise Died(step)
-
-        return does
-
-    if step == "write":
-        monkeypatch.setattr(ArchiveWriter, "write", dying(ArchiveWriter.write))
-    elif step == "settle":
-        monkeypatch.setattr(LocalFiles, "settle", dying(LocalFiles.settle))
-    else:
-        real, dies = LocalFiles.write, dying(LocalFiles.write)
-        monkeypatch.setattr(
-            LocalFiles, "write", lambda *given: (dies if given[1].endswith(MANIFEST_NAME) else real)(*given)
-        )
-
-
-def test_whatever_step_a_run_dies_after_the_next_run_archives_each_message_once(spark, client, run, root, monkeypatch):
     published(client, 0, 40)
-    for step in STEPS:
-        with monkeypatch.context() as patched:
-            dying_after(patched, step)
-            with pytest.raises(Exception, match=f"Died.*{step}"):
-                append(run, ["orders"], root, every=None)
-        assert manifested(root) == (40 if step == "manifest" else 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, step, dies)
+        with pytest.raises(Exception, match=f"Died.*{step}"):
+            append(run, ["orders"], root, every=None)
+    assert rows_in(root) == (40 if step == "append" else 0)
     published(client, 40, 10)
     append(run, ["orders"], root, every=None)
     assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)
@@ -300,7 +273,7 @@ def test_whatever_step_a_run_dies_after_the_next_run_archives_each_message_once(
 #: Far beyond what a job takes to start and to do this much, also where others are at work.
 PATIENCE_S = 600
 #: Files that a run creates in turn; the appearance of each is a moment to kill it.
-TRACES = ("_start.json", "offsets/[0-9]*", "_temporary", "_SUCCESS", "_manifest.json", "commits/[0-9]*")
+TRACES = ("_delta_log", "_temporary", "_SUCCESS", "_delta_log/*[1-9].json")
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.torture)])
@@ -328,7 +301,7 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
         )
         came_far = partial(came_as_far, process, folder, trace, before)
         eventually("it came so far, or to its end", came_far, PATIENCE_S)
-        assert process.poll() is None or manifested(root) == 4_000  # killed, or all was archived before
+        assert process.poll() is None or rows_in(root) == 4_000  # killed, or all was archived before
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     following = subprocess.Popen(
@@ -339,9 +312,9 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
         text=True,
     )
     try:
-        eventually("everything is archived", lambda: manifested(root) == 4_000, PATIENCE_S)
+        eventually("everything is archived", lambda: rows_in(root) == 4_000, PATIENCE_S)
         published(client, 4_000, 100)
-        eventually("what is new is archived", lambda: manifested(root) == 4_100, PATIENCE_S)
+        eventually("what is new is archived", lambda: rows_in(root) == 4_100, PATIENCE_S)
     finally:
         following.terminate()
         out, _ = following.communicate(timeout=SPARK_PATIENCE_S)
@@ -350,8 +323,8 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
     assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)
 
 
-def manifested(root):
-    return sum(entry.stats.count for entry in load_manifests(open_files(root)))
+def rows_in(root):
+    return len(raw_ids(root))
 
 
 def traces(folder, trace):

@@ -1,32 +1,30 @@
-"""Batches become days: each message is read once at every step, and damage is not copied."""
+"""Files become sorted days: each message is read once at every step, and damage is not copied."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
-from plainsong.cli.command import CommandFailed
-from pyspark_plainsong.pipeline.archive import layout, read
-from pyspark_plainsong.pipeline.archive.compaction import Compaction, plan
-from pyspark_plainsong.pipeline.archive.reading import damaged, load_manifests, stats_by_entry
+from plainsong.cli.command import CommandFailed, Exit
+from pyspark_plainsong.pipeline.archive import archiving, layout, read
+from pyspark_plainsong.pipeline.archive.upkeep import Compaction, days_to_compact, prune
+from pyspark_plainsong.pipeline.archive.verification import damaged
+from pyspark_plainsong.pipeline.job import Run
 from tests.pipeline.archives import (
-    BATCHES,
     DAY_MS,
     HOUR_MS,
-    LOG,
     TIMES,
     Archive,
-    after,
-    batch_folder,
     damage,
+    files_of,
     id_at,
-    on_disk,
+    raw_ids,
     rewrite,
     times_read,
     two_days,
@@ -46,7 +44,16 @@ def archive(original, tmp_path):
 
 @pytest.fixture
 def compaction(spark, archive):
-    return Compaction(spark, archive.files, LOG)
+    return Compaction(spark, archive.table)
+
+
+def found_damage(spark, archive):
+    table = archive.table
+    return damaged(spark, table, table.all_files(), [1], table.days(1))
+
+
+def on_disk(archive):
+    return sorted(path for path in Path(archive.root).rglob("*.parquet") if "_delta_log" not in path.parts)
 
 
 def test_an_archive_is_read_as_it_was_written(spark, archive):
@@ -57,157 +64,198 @@ def test_an_archive_is_read_as_it_was_written(spark, archive):
     assert rows[1].headers == {"number": "1"}
 
 
+def test_the_library_alone_reads_the_same_rows_by_day(archive):
+    table = DeltaTable(Path(archive.root) / "default/orders")
+    rows = table.to_pyarrow_table(filters=[("day", "=", date(2026, 1, 31))]).sort_by("message_id").to_pylist()
+    assert [each["message_id"] for each in rows] == [id_at(time_ms) for time_ms in TIMES[:24]]
+    assert {each["day"] for each in rows} == {date(2026, 1, 31)}
+    assert rows[1]["publish_timestamp"] == datetime(2026, 1, 31, 1, tzinfo=UTC)
+    assert dict(rows[1]["headers"]) == {"number": "1"}
+    assert table.history()[0]["operation"] == "WRITE"
+
+
+def test_an_earlier_version_of_the_table_has_what_was_archived_then(archive):
+    table = DeltaTable(Path(archive.root) / "default/orders")
+    last = table.version()
+    table.load_as_version(last - 1)
+    assert table.to_pyarrow_table().num_rows == 28
+    table.load_as_version(last)
+    assert table.to_pyarrow_table().num_rows == len(TIMES)
+
+
 def test_a_range_of_ids_opens_only_the_files_it_needs(spark, archive):
-    rows = read(spark, archive.root, start=id_at(TIMES[8]), end=id_at(TIMES[15]))
-    assert sorted(layout.time_of(row.message_id) for row in rows.collect()) == TIMES[8:15]
-    assert len(rows.inputFiles()) < len(list(Path(archive.root).rglob("*.parquet")))
+    rows = read(spark, archive.root, start=id_at(TIMES[8]), end=id_at(TIMES[13]))
+    assert sorted(layout.time_of(row.message_id) for row in rows.collect()) == TIMES[8:13]
+    assert len(rows.inputFiles()) < len(on_disk(archive))
 
 
 def test_each_message_is_read_once_after_every_step(spark, archive, compaction):
-    (day,) = plan(compaction.entries())
-    assert day.day == "2026-01-31"
-    compaction.check(day)
-    folder = compaction.write(day)
+    assert list(days_to_compact(archive.table)) == ["2026-01-31"]
+    sources = compaction.check("2026-01-31")
+    made = compaction.write("2026-01-31", sources)
     assert times_read(spark, archive) == TIMES
-    compaction.finish(day, folder)
+    compaction.finish("2026-01-31", sources, made)
     assert times_read(spark, archive) == TIMES
-    # A kill during the sweep leaves some of the replaced entries.
-    replaced = [piece.entry.folder for piece in day.pieces][:2]
-    for folder in replaced:
-        archive.files.remove(folder)
-        assert times_read(spark, archive) == TIMES
-    compaction.sweep(0)
+    compaction.vacuum(0)
     assert times_read(spark, archive) == TIMES
-    assert on_disk(archive) == sorted([*TIMES, *TIMES[21:24]])  # the batch over midnight is still there
+    assert len(on_disk(archive)) == len(archive.table.all_files())
+    assert days_to_compact(archive.table) == {}
+    assert found_damage(spark, archive) == {}
 
 
-def test_a_compaction_that_was_killed_before_its_end_is_done_again_and_its_remains_go(spark, archive, compaction):
-    (day,) = plan(compaction.entries())
-    left = compaction.write(day)  # and killed
-    (again,) = plan(compaction.entries())
-    compaction.run(again)
-    compaction.sweep(HOUR_MS)
-    assert archive.files.names(left) == []
-    assert plan(compaction.entries()) == []
-    assert times_read(spark, archive) == TIMES
-
-
-def test_a_batch_over_midnight_goes_with_its_second_day(spark, archive, compaction):
-    (day,) = plan(compaction.entries())
-    compaction.run(day)
-    compaction.sweep(0)
-    kept = {entry.batch for entry in compaction.entries() if entry.kind == "batch"}
-    assert kept == {3, 4}
-    (unfinished,) = plan(compaction.entries(), unfinished=True)
-    compaction.run(unfinished)
-    compaction.sweep(0)
-    assert [(entry.kind, entry.day) for entry in compaction.entries()] == [("day", "2026-01-31"), ("day", "2026-02-01")]
-    assert on_disk(archive) == times_read(spark, archive) == TIMES
-
-
-def test_a_day_that_was_unfinished_is_written_again_when_it_has_grown(spark, archive, compaction):
-    for day in plan(compaction.entries(), unfinished=True):
-        compaction.run(day)
-    more = [DAY_MS + hour * HOUR_MS for hour in (40, 50)]
-    archive.append(spark, 5, more, (after(id_at(TIMES[-1])), after(id_at(more[-1]))))
-    (day,) = plan(compaction.entries())
-    assert (day.day, day.revision) == ("2026-02-01", 2)
-    compaction.run(day)
-    compaction.sweep(0)
-    assert times_read(spark, archive) == [*TIMES, *more]
-    assert on_disk(archive) == [*TIMES, more[0], *more]  # the last batch has an hour of the third day
-
-
-def test_days_are_sorted_files_of_their_day(spark, archive, compaction):
-    (day,) = plan(compaction.entries())
-    folder = Path(archive.root) / compaction.run(day).folder
-    assert folder.parent.name == "dt=2026-01-31"
-    (file,) = folder.glob("*.parquet")
-    ids = pq.read_table(file)["message_id"].to_pylist()
+def test_a_compacted_day_is_one_sorted_file(spark, archive, compaction):
+    assert compaction.run("2026-01-31") == 24
+    (file,) = (path for path, each in files_of(archive.root) if each.day == "2026-01-31")
+    ids = pq.read_table(file, partitioning=None)["message_id"].to_pylist()
     assert ids == sorted(ids) == [id_at(time_ms) for time_ms in TIMES[:24]]
-    assert spark.read.parquet(str(folder.parents[1])).select("dt").distinct().count() == 1
+
+
+def test_a_day_that_was_unfinished_is_compacted_again_when_it_has_grown(spark, archive, compaction):
+    assert list(days_to_compact(archive.table, today=True)) == ["2026-01-31", "2026-02-01"]
+    compaction.run("2026-02-01")
+    more = [DAY_MS + hour * HOUR_MS for hour in (40, 50)]
+    archive.append(spark, more)
+    assert list(days_to_compact(archive.table)) == ["2026-01-31", "2026-02-01"]
+    for day in days_to_compact(archive.table):
+        compaction.run(day)
+    compaction.vacuum(0)
+    assert times_read(spark, archive) == [*TIMES, *more]
+    assert days_to_compact(archive.table) == {}
 
 
 def test_replaced_files_stay_as_long_as_readers_may_need_them(spark, archive, compaction):
     rows = read(spark, archive.root)
-    (day,) = plan(compaction.entries())
-    compaction.run(day)
-    assert compaction.sweep(HOUR_MS) == 0
+    compaction.run("2026-01-31")
+    assert compaction.vacuum(HOUR_MS) == 0
     assert rows.count() == len(TIMES)
-
-
-def test_a_reader_of_swept_files_fails_and_does_not_miss_rows_in_silence(spark, archive, compaction):
-    rows = read(spark, archive.root)
-    (day,) = plan(compaction.entries())
-    compaction.run(day)
-    compaction.sweep(0)
+    assert compaction.vacuum(0) > 0
     with pytest.raises(Exception, match=r"FILE_NOT_EXIST|PATH_NOT_FOUND|does not exist"):
         rows.count()
 
 
-def test_damage_is_found_before_it_is_copied(spark, archive, compaction):
-    (day,) = plan(compaction.entries())
-    damage(batch_folder(archive, 1))
-    with pytest.raises(CommandFailed, match=r"batch=000000000001-\w+ is damaged: .* bytes, not"):
-        compaction.run(day)
-    assert len(compaction.entries()) == len(BATCHES)
-
-
-def test_damaged_entries_are_reported_with_the_fault(spark, archive):
-    damage(batch_folder(archive, 1))
-    folders = [entry.folder for entry in load_manifests(archive.files)]
-    gone = next((Path(archive.root) / folders[2]).glob("*.parquet"))
-    gone.unlink()
-    broken = max((Path(archive.root) / folders[4]).glob("*.parquet"))
-    broken.write_bytes(bytes(broken.stat().st_size))
-    found = damaged(spark, archive.files, load_manifests(archive.files))
-    assert found.keys() == {folders[1], folders[2], folders[4]}
-    assert "bytes, not" in found[folders[1]]
-    assert found[folders[2]] == f"{gone.name} is missing"
-    assert found[folders[4]].startswith("cannot be read: ")
-
-
-def test_rows_of_other_contents_are_damage_too(spark, archive):
-    entry = load_manifests(archive.files)[3]
-    for file in (Path(archive.root) / entry.folder).glob("*.parquet"):
-        table = pq.read_table(file)
-        other = [b"x" * len(each) for each in table["payload"].to_pylist()]
-        where = table.schema.get_field_index("payload")
-        rewrite(file, table.set_column(where, table.schema.field("payload"), [other]))
-    of_these_sizes = replace(entry, files=tuple(archive.files.sizes(entry.folder).items()))
-    assert damaged(spark, archive.files, [of_these_sizes]) == {entry.folder: "has rows with different contents"}
-
-
-def test_leftovers_of_killed_runs_are_removed_when_they_are_old(spark, archive, compaction, monkeypatch):
-    left = archive.writer.new_folder("b" * 32, 0)
-    archive.files.write(f"{left}/part-0.parquet", b"half")
-    assert compaction.sweep(0) == 0
-    monkeypatch.setattr("pyspark_plainsong.pipeline.archive.compaction.ORPHAN_MS", -1)
-    assert compaction.sweep(0) == 1
-    assert archive.files.names(left) == []
+def test_a_vacuum_leaves_alone_what_is_not_the_tables(spark, archive, compaction):
+    kept = [Path(archive.root) / "default/orders" / name for name in ("_replays/plan.json", "_caught_up/gen=1.json")]
+    for each in kept:
+        each.parent.mkdir(parents=True)
+        each.write_text("{}")
+    orphan = Path(archive.root) / "default/orders/data/000000000009-dead/day=2026-01-31/part-0.parquet"
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"half")
+    assert compaction.vacuum(HOUR_MS) == 0
+    assert compaction.vacuum(0) == 1
+    assert not orphan.exists()
+    assert all(each.exists() for each in kept)
     assert times_read(spark, archive) == TIMES
 
 
-DERIVED = {
-    "publish_timestamp": datetime(2020, 1, 1, tzinfo=UTC),
+def test_damage_is_found_before_it_is_copied(spark, archive, compaction):
+    file, _ = files_of(archive.root)[1]
+    damage(file)
+    with pytest.raises(CommandFailed, match=r"default/orders/data/.*parquet has .* bytes, not") as raised:
+        compaction.run("2026-01-31")
+    assert raised.value.code == Exit.STORE
+    assert list(days_to_compact(archive.table)) == ["2026-01-31"]
+
+
+def test_a_compaction_that_was_killed_is_done_again_and_its_files_go(spark, archive, compaction):
+    compaction.write("2026-01-31", compaction.check("2026-01-31"))  # and killed
+    compaction.run("2026-01-31")
+    compaction.vacuum(0)
+    assert times_read(spark, archive) == TIMES
+    assert len(on_disk(archive)) == len(archive.table.all_files())
+
+
+def test_files_that_lack_rows_replace_nothing(spark, archive, compaction):
+    sources = compaction.check("2026-01-31")
+    made = compaction.write("2026-01-31", sources[1:])
+    with pytest.raises(CommandFailed, match=r"day=2026-01-31 has \d+ rows, not 24, after it was compacted"):
+        compaction.finish("2026-01-31", sources, made)
+    (file,) = compaction.write("2026-01-31", sources)
+    damage(Path(archive.root) / "default/orders" / file.path)
+    with pytest.raises(CommandFailed, match=r"parquet has .* bytes, not .*, after it was compacted"):
+        compaction.finish("2026-01-31", sources, [file])
+    assert archive.table.all_files()[: len(sources)] == sources
+    assert times_read(spark, archive) == TIMES
+
+
+def test_damaged_files_are_named_with_what_is_wrong(spark, archive):
+    found = files_of(archive.root)
+    (shorter, _), (gone, _), (broken, _) = found[1], found[2], found[4]
+    damage(shorter)
+    gone.unlink()
+    size = broken.stat().st_size
+    broken.write_bytes(bytes(size))
+    broken.with_name(f".{broken.name}.crc").unlink(missing_ok=True)
+    told = {Path(name).name: why for name, why in found_damage(spark, archive).items()}
+    assert told.keys() == {shorter.name, gone.name, broken.name}
+    assert "bytes, not" in told[shorter.name]
+    assert told[gone.name] == "is missing"
+    assert told[broken.name].startswith("cannot be read: ")
+
+
+def test_a_file_that_was_taken_out_of_the_table_is_missed_by_its_day(spark, archive):
+    table = archive.table
+    (gone, *_) = table.all_files()
+    table.swap([], [gone])
+    assert found_damage(spark, archive) == {"day=2026-01-31": f"has {24 - gone.rows} rows, not 24"}
+    table.swap([], [each for each in table.all_files() if each.day == "2026-02-01"])
+    assert found_damage(spark, archive)["day=2026-02-01"] == "has 0 rows, not 12"
+
+
+CHANGED = {
+    "publish_timestamp": datetime(2026, 1, 31, 0, 0, 1, tzinfo=UTC),
     "seq_id": 1,
     "namespace": "other",
     "topic": "other",
     "generation": 2,
     "write_timestamp": datetime(2020, 1, 1, tzinfo=UTC),
     "payload_seq_id": 7,
+    "routing_key": "other",
+    "headers": [("number", "x")],
+    "payload": b"other",
+    "message_id": id_at(DAY_MS, seq=3),
+    "checksum": 7,
 }
 
 
-def test_a_changed_value_of_any_column_is_damage_although_the_digest_leaves_the_column_out(spark, archive):
-    entries = load_manifests(archive.files)
-    assert damaged(spark, archive.files, entries) == {}
-    (entry, *_) = entries
-    file = max((Path(archive.root) / entry.folder).glob("*.parquet"), key=lambda each: pq.read_metadata(each).num_rows)
-    sound = pq.read_table(file)
-    for name, value in DERIVED.items():
+def test_a_changed_value_of_any_column_is_damage(spark, archive, monkeypatch):
+    path, file = files_of(archive.root)[0]
+    sound = pq.read_table(path, partitioning=None)
+    assert {*CHANGED} == {*sound.column_names}
+    # Of the same length the log cannot know it.
+    monkeypatch.setattr("pyspark_plainsong.pipeline.archive.verification.altered", lambda *given: {})
+    for name, value in CHANGED.items():
         index, kind = sound.column_names.index(name), sound.schema.field(name).type
         column = pa.array([value, *sound[name].to_pylist()[1:]], kind)
-        rewrite(file, sound.set_column(index, sound.schema.field(name), column))
-        stats = stats_by_entry(spark, archive.files, [entry])
-        assert stats == {entry.folder: None}, name
+        rewrite(path, sound.set_column(index, sound.schema.field(name), column))
+        assert found_damage(spark, archive)[file.path] == "has 1 rows that do not match their checksums", name
+
+
+def test_pruned_days_are_gone_at_once_and_their_files_with_the_next_vacuum(spark, archive, compaction):
+    gone = prune(archive.table, "2026-02-01")
+    assert {each.day for each in gone} == {"2026-01-31"}
+    assert times_read(spark, archive) == TIMES[24:]
+    assert found_damage(spark, archive) == {}
+    assert len(raw_ids(archive.root)) == 12
+    compaction = Compaction(spark, archive.table)
+    assert compaction.vacuum(0) == len(gone)
+    assert times_read(spark, archive) == TIMES[24:]
+    archive.append(spark, [TIMES[-1] + 1])
+    assert times_read(spark, archive) == [*TIMES[24:], TIMES[-1] + 1]
+
+
+def test_the_command_compacts_prunes_and_says_what_it_did(spark, archive, capsys):
+    run = Run("archive", spark=spark, dry_run=True)
+    archiving.compact(run, [], archive.root, compression="zstd")
+    archiving.prune(run, ["orders"], archive.root, older_than_ms=0)
+    out = capsys.readouterr().out
+    assert "orders: would write 2026-01-31 from" in out
+    assert "orders: would prune 36 messages before" in out
+    assert times_read(spark, archive) == TIMES
+    run = Run("archive", spark=spark)
+    archiving.compact(run, [], archive.root, compression="zstd", today=True)
+    archiving.prune(run, ["orders"], archive.root, older_than_ms=0)
+    out = capsys.readouterr().out
+    assert "orders: 2 days of 36 messages written" in out
+    assert "orders: 36 messages before" in out
+    assert times_read(spark, archive) == []

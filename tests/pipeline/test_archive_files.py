@@ -1,4 +1,4 @@
-"""The files of an archive: written whole, and described by their manifest."""
+"""The files of an archive are written whole, on local disks and through Hadoop."""
 
 from __future__ import annotations
 
@@ -6,26 +6,13 @@ import json
 import os
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from plainsong.cli.command import CommandFailed
 from pyspark_plainsong.pipeline.archive import layout
 from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
-from pyspark_plainsong.pipeline.archive.manifest import Manifest, Stats, parse_manifest
 from pyspark_plainsong.pipeline.archive.writing import Log, Offsets
 from pyspark_plainsong.pipeline.files import LocalFiles, open_files
 from pyspark_plainsong.pipeline.hadoop import HadoopFiles
-
-ID = st.binary(min_size=20, max_size=20)
-STATS = st.builds(
-    Stats,
-    st.integers(0, 1 << 40),
-    st.integers(0, 1 << 50),
-    st.integers(0, (1 << 64) - 1),
-    st.none() | ID,
-    st.none() | ID,
-)
 
 
 @pytest.fixture(params=["local", "hadoop"])
@@ -33,27 +20,6 @@ def files(request, tmp_path):
     if request.param == "local":
         return LocalFiles(tmp_path / "root")
     return HadoopFiles((tmp_path / "root").as_uri(), request.getfixturevalue("spark"))
-
-
-@given(STATS, ID, ID, st.sampled_from(["batch", "day"]))
-def test_a_manifest_round_trips(stats, start, end, kind):
-    own = {"batch": 7} if kind == "batch" else {"day": "2026-01-31", "revision": 2}
-    given_files = (("part-0.zstd.parquet", 10), ("part-1.zstd.parquet", 20))
-    manifest = Manifest(kind, "default", "orders", 3, start, end, stats, given_files, 5, "ab", folder="f", **own)
-    assert parse_manifest(manifest.as_json(), "f") == manifest
-
-
-def test_a_manifest_of_a_newer_version_is_refused_by_name():
-    with pytest.raises(CommandFailed, match=r"a/b/_manifest.json cannot be read: it is of version 2"):
-        parse_manifest(json.dumps({"version": 2}).encode(), "a/b")
-
-
-@pytest.mark.parametrize(
-    "text", [b"", b"{", b"[]", b'{"version": 1}', b'{"version": 1, "kind": "batch", "namespace": 1}']
-)
-def test_an_invalid_manifest_is_refused(text):
-    with pytest.raises(CommandFailed, match="cannot be read"):
-        parse_manifest(text, "a/b")
 
 
 def test_files_are_written_over_each_other_and_found(files):
@@ -72,8 +38,10 @@ def test_files_are_written_over_each_other_and_found(files):
     assert files.sizes("none") == {}
     assert files.names("a") == ["b=1", "c"]
     assert files.names("none") == []
-    assert files.modified_ms("a/c") > 0
-    files.settle("a/c")
+    files.make_folder("a/c")
+    files.make_folder("a/d/e")
+    assert files.names("a/d") == ["e"]
+    files.settle(["a/c/part-0.parquet", "a/b=1/_manifest.json"])
 
 
 def test_names_with_a_leading_underscore_are_found_and_files_of_the_archive_itself_are_not(files):
@@ -117,17 +85,11 @@ def test_days_are_those_of_utc():
 
 def test_a_checkpoint_has_the_range_of_each_batch(tmp_path):
     files, log = LocalFiles(tmp_path), Log("default", "orders", 3)
-    offsets = Offsets(files, log)
-    assert (offsets.first(), offsets.done(), offsets.is_new) == (None, None, True)
-    offsets.begin(b"\1" * 20)
     for batch, end in enumerate((b"\2", b"\3")):
         told = {"v": 1, "topics": {"default:orders": {"gen": 3, "next": (end * 20).hex()}}}
         files.write(f"offsets/{batch}", f"v1\n{{}}\n{json.dumps(told)}".encode())
-    files.write("commits/0", b"v1\n{}")
+    offsets = Offsets(files, log, b"\1" * 20)
     assert offsets.bounds(0) == (b"\1" * 20, b"\2" * 20)
     assert offsets.bounds(1) == (b"\2" * 20, b"\3" * 20)
-    assert (offsets.done(), offsets.is_new) == (b"\2" * 20, False)
-    with pytest.raises(CommandFailed, match="has no batch 2"):
-        offsets.bounds(2)
-    with pytest.raises(CommandFailed, match="generation 3 of default:orders, not 4"):
-        Offsets(files, Log("default", "orders", 4)).done()
+    with pytest.raises(CommandFailed, match="default:orders was deleted and created again during the run"):
+        Offsets(files, Log("default", "orders", 4), b"\1" * 20).bounds(0)

@@ -1,4 +1,4 @@
-"""Two who write the same archive at once, and what vanishes under one's hands: nothing is lost, nothing read twice."""
+"""Two processes that write the same archive at once: nothing is lost, and nothing is read twice."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from pathlib import Path
 import pytest
 
 from plainsong.cli.command import CommandFailed, Exit
-from pyspark_plainsong.pipeline.archive import archiving, layout, read, reading
-from pyspark_plainsong.pipeline.archive.compaction import Compaction, plan
-from pyspark_plainsong.pipeline.archive.reading import load_manifests, stats_of
-from pyspark_plainsong.pipeline.job import Run
-from pyspark_plainsong.pipeline.locks import Busy, busy
+from pyspark_plainsong.pipeline.archive.layout import Range
+from pyspark_plainsong.pipeline.archive.upkeep import Compaction, prune
+from pyspark_plainsong.pipeline.archive.writing import ArchiveWriter
 from tests.pipeline.archives import (
-    BATCHES,
     DAY_MS,
     HOUR_MS,
     LOG,
     TIMES,
     Archive,
     after,
-    batch_folder,
     id_at,
     messages,
     times_read,
     two_days,
 )
+
+MORE = [DAY_MS + hour * HOUR_MS for hour in (40, 41, 42)]
+START = after(id_at(TIMES[-1]))
 
 
 @pytest.fixture(scope="module")
@@ -40,108 +39,94 @@ def archive(original, tmp_path):
     return Archive(tmp_path / "root")
 
 
-@pytest.fixture
-def compaction(spark, archive):
-    return Compaction(spark, archive.files, LOG)
+def test_a_batch_that_is_given_twice_is_committed_once(spark, archive):
+    rows, bounds = messages(spark, MORE), Range(START, after(id_at(MORE[-1])))
+    assert archive.writer.put(rows, bounds).rows == 3
+    assert archive.writer.put(rows, bounds) is None
+    assert ArchiveWriter(archive.files, LOG).put(rows, bounds) is None
+    assert times_read(spark, archive) == [*TIMES, *MORE]
 
 
-def test_two_compactions_at_once_spoil_nothing(spark, archive, compaction):
-    """A lock prevents this; without it, each writes into a folder of its own, however their steps interleave."""
-    other = Compaction(spark, archive.files, LOG)
-    (day,), (same,) = plan(compaction.entries()), plan(other.entries())
-    written = compaction.write(day)
-    begun = other.write(same)
-    compaction.finish(day, written)
-    assert times_read(spark, archive) == TIMES
-    other.finish(same, begun)
-    assert times_read(spark, archive) == TIMES
-    assert compaction.sweep(0) == 4  # three batches, and the day that was written last
-    assert times_read(spark, archive) == TIMES
+@pytest.mark.parametrize(("other", "rows"), [(MORE[:1], 2), (MORE[:2], 1), (MORE, None)])
+def test_what_another_process_committed_while_a_batch_was_written_is_left_out(spark, archive, monkeypatch, other, rows):
+    def overtaken(self, *given):
+        written = real(self, *given)
+        monkeypatch.setattr(ArchiveWriter, "write", real)
+        Archive(Path(archive.root)).append(spark, other)
+        return written
+
+    real = ArchiveWriter.write
+    monkeypatch.setattr(ArchiveWriter, "write", overtaken)
+    batch = archive.writer.put(messages(spark, MORE), Range(START, after(id_at(MORE[-1]))))
+    assert (None if batch is None else batch.rows) == rows
+    assert times_read(spark, archive) == [*TIMES, *MORE]
 
 
-def test_a_second_compaction_of_a_topic_is_refused_with_the_holder(spark, archive):
-    run = Run("archive", spark=spark)
-    with archive.files.lock(layout.lock_file("default", "orders", "compacting"), "it", print):
-        before = sorted(Path(archive.root).rglob("*"))
-        with pytest.raises(Busy, match=r"days of default:orders is already being written, by process \d+ on") as raised:
-            archiving.compact(run, [], archive.root, compression="zstd")
-        assert raised.value.code == Exit.STORE
-        assert sorted(Path(archive.root).rglob("*")) == before
-    archiving.compact(run, [], archive.root, compression="zstd")
-    assert [entry.kind for entry in load_manifests(archive.files)].count("day") == 1
+def test_a_compaction_while_a_batch_is_written_disturbs_neither(spark, archive, monkeypatch):
+    def meanwhile(self, *given):
+        written = real(self, *given)
+        Compaction(spark, archive.table).run("2026-01-31")
+        Compaction(spark, archive.table).run("2026-02-01")
+        return written
+
+    real = ArchiveWriter.write
+    monkeypatch.setattr(ArchiveWriter, "write", meanwhile)
+    assert archive.append(spark, MORE).rows == 3
+    assert times_read(spark, archive) == [*TIMES, *MORE]
 
 
-@pytest.mark.parametrize("what", ["all", "one file"])
-def test_a_day_whose_files_disappeared_while_it_was_read_back_gets_no_manifest(
-    spark, archive, compaction, monkeypatch, what
-):
-    (day,) = plan(compaction.entries())
-    folder = compaction.write(day)
-
-    def counted_then_lost(rows):
-        stats = stats_of(rows)
-        if what == "all":
-            archive.files.remove(folder)
-            (Path(archive.root) / folder).mkdir()
-        else:
-            next((Path(archive.root) / folder).glob("*.parquet")).unlink()
-        return stats
-
-    monkeypatch.setattr(reading, "stats_of", counted_then_lost)
-    with pytest.raises(CommandFailed, match="was changed by another process while it was written"):
-        compaction.finish(day, folder)
-    monkeypatch.undo()
-    compaction.sweep(0)
-    assert times_read(spark, archive) == TIMES
+def test_a_batch_that_comes_while_a_day_is_compacted_stays(spark, archive):
+    compaction = Compaction(spark, archive.table)
+    sources = compaction.check("2026-02-01")
+    made = compaction.write("2026-02-01", sources)
+    archive.append(spark, MORE)
+    compaction.finish("2026-02-01", sources, made)
+    assert times_read(spark, archive) == [*TIMES, *MORE]
+    compaction.run("2026-02-01")
+    compaction.vacuum(0)
+    assert times_read(spark, archive) == [*TIMES, *MORE]
 
 
-def test_nothing_is_removed_for_an_entry_that_cannot_replace_it(spark, archive, compaction):
-    (day,) = plan(compaction.entries())
-    folder = Path(archive.root) / compaction.run(day).folder
-    next(folder.glob("*.parquet")).unlink()
-    with pytest.raises(CommandFailed, match="is missing; what it replaces was not removed"):
-        compaction.sweep(0)
-    with pytest.raises(CommandFailed, match=r"is damaged: .* is missing"):
-        read(spark, archive.root)
-    shutil.rmtree(folder)  # as the hint says
-    assert times_read(spark, archive) == TIMES
-    compaction.run(day)
-    compaction.sweep(0)
+def test_of_two_compactions_of_a_day_one_succeeds(spark, archive):
+    one, other = Compaction(spark, archive.table), Compaction(spark, archive.table)
+    sources = one.check("2026-01-31")
+    made, same = one.write("2026-01-31", sources), other.write("2026-01-31", other.check("2026-01-31"))
+    one.finish("2026-01-31", sources, made)
+    with pytest.raises(CommandFailed, match="another process compacts 2026-01-31") as raised:
+        other.finish("2026-01-31", sources, same)
+    assert raised.value.code == Exit.STORE
     assert times_read(spark, archive) == TIMES
 
 
-def test_an_entry_that_is_altered_fails_its_readers_at_once(spark, archive):
-    file = next(batch_folder(archive, 1).glob("*.parquet"))
-    file.write_bytes(file.read_bytes() + b"x")
-    with pytest.raises(CommandFailed, match=r"batch=000000000001-\w+ is damaged: .* bytes, not"):
-        read(spark, archive.root)
-    assert read(spark, archive.root, end=id_at(TIMES[7])).count() == 7  # of which it has none
+def test_a_day_that_is_pruned_while_it_is_compacted_does_not_come_back(spark, archive):
+    compaction = Compaction(spark, archive.table)
+    sources = compaction.check("2026-01-31")
+    made = compaction.write("2026-01-31", sources)
+    prune(archive.table, "2026-02-01")
+    with pytest.raises(CommandFailed, match="another process compacts 2026-01-31"):
+        compaction.finish("2026-01-31", sources, made)
+    assert times_read(spark, archive) == TIMES[24:]
 
 
-def test_a_process_that_has_lost_its_lease_finishes_nothing(spark, archive):
-    def lost():
-        raise busy("it", "another")
-
-    compaction = Compaction(spark, archive.files, LOG, held=lost)
-    (day,) = plan(compaction.entries())
-    with pytest.raises(Busy):
-        compaction.run(day)
-    assert len(compaction.entries()) == len(BATCHES)
-    with pytest.raises(Busy):
-        compaction.sweep(0)
+def test_a_batch_that_comes_while_days_are_pruned_stays(spark, archive):
+    table = archive.table
+    archive.append(spark, MORE)
+    prune(table, "2026-02-01")
+    assert times_read(spark, archive) == [*TIMES[24:], *MORE]
 
 
-def test_a_batch_given_to_two_processes_is_finished_by_either_and_read_once(spark, archive, monkeypatch):
-    """Two concurrent appends, which a lock prevents: neither touches what the other has finished."""
-    times = [DAY_MS + hour * HOUR_MS for hour in (40, 41)]
-    bounds = (after(id_at(TIMES[-1])), after(id_at(times[-1])))
-    writer, rows = archive.writer, messages(spark, times)
-    one, other = writer.new_folder(archive.archive, 5), writer.new_folder(archive.archive, 5)
-    writer.write(rows, one)
-    writer.write(rows, other)
-    writer.describe(spark, one, archive.archive, 5, bounds)
-    assert times_read(spark, archive) == [*TIMES, *times]
-    assert writer._is_there(archive.archive, 5, *bounds)  # the batch comes again: what was finished stays, alone
-    assert [each.batch for each in load_manifests(archive.files)].count(5) == 1
-    assert archive.files.names(other) == []
-    assert times_read(spark, archive) == [*TIMES, *times]
+def test_a_table_that_went_back_during_a_run_ends_it_and_leaves_no_gap(spark, archive, original):
+    archive.append(spark, MORE[:1])
+    shutil.rmtree(archive.root)
+    shutil.copytree(original.root, archive.root)  # a backup was restored
+    bounds = Range(after(id_at(MORE[0])), after(id_at(MORE[-1])))
+    with pytest.raises(CommandFailed, match="has gone back to an older version during the run"):
+        ArchiveWriter(archive.files, LOG).put(messages(spark, MORE[1:]), bounds)
+    assert times_read(spark, archive) == TIMES
+
+
+def test_rows_outside_of_their_range_are_not_committed(spark, archive):
+    version = archive.table.version
+    with pytest.raises(CommandFailed, match="has ids outside its range"):
+        archive.writer.put(messages(spark, MORE), Range(START, after(id_at(MORE[1]))))
+    assert archive.table.version == version

@@ -12,7 +12,7 @@ from tests.daemon.harness import clean_environ
 
 #: The packages that Spark's Python workers import, and all that the extra installs.
 SPARK = ("pyspark", "py4j", "pyarrow")
-EXTRA = (*SPARK, "matplotlib")
+EXTRA = (*SPARK, "deltalake", "matplotlib")
 #: How this project itself is installed here.
 _OURS = ("plainsong", "__editable__")
 

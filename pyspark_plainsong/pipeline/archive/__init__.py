@@ -1,4 +1,4 @@
-"""The job `archive`: keeps topics as Parquet files beyond their expiry, each message once; ``read`` reads them."""
+"""The job `archive`: keeps topics as Delta tables beyond their expiry, each message once; ``read`` reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of `archive`: append, compact and verify, for each topic in turn or for all at once."""
+"""The commands of `archive`: append, compact, prune, verify and migrate, for each topic in turn or for all at once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from plainsong.cli.command import CommandFailed, Exit
-from plainsong.cli.options import chosen, is_pattern, show_time
+from plainsong.cli.options import chosen, is_pattern, now_ms, show_time
 from plainsong.cli.output import counted, show_bytes, show_count, show_messages
 from plainsong.protocol.errors import PlainsongError
 from pyspark_plainsong.options import ReadOptions
 from pyspark_plainsong.pipeline.archive import layout
-from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject, checkpoint_of, fill_holes
-from pyspark_plainsong.pipeline.archive.compaction import Compaction, plan
-from pyspark_plainsong.pipeline.archive.manifest import NOTHING, Range
-from pyspark_plainsong.pipeline.archive.reading import load_manifests
+from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject
+from pyspark_plainsong.pipeline.archive.migrating import Migration
+from pyspark_plainsong.pipeline.archive.refilling import refill
+from pyspark_plainsong.pipeline.archive.table import Batch, TopicTable, tables
+from pyspark_plainsong.pipeline.archive.upkeep import Compaction, days_to_compact
+from pyspark_plainsong.pipeline.archive.upkeep import prune as prune_table
 from pyspark_plainsong.pipeline.archive.verification import Findings, Verification
 from pyspark_plainsong.pipeline.archive.writing import Log
 from pyspark_plainsong.pipeline.files import open_files
-from pyspark_plainsong.pipeline.locks import Busy
 from pyspark_plainsong.pipeline.streams import watch_all
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from plainsong import Client
     from pyspark_plainsong.calls import Extent
-    from pyspark_plainsong.pipeline.archive.compaction import Day
-    from pyspark_plainsong.pipeline.archive.manifest import Manifest
     from pyspark_plainsong.pipeline.job import Run
 
 
@@ -44,18 +43,17 @@ def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **o
     Returns:
       the topics where the archive's lag was too large, at the beginning or at the end.
     Raises:
-      CommandFailed: a topic does not exist, or another process archives one, and nothing was done; or an archive has a
-        hole that cannot be filled.
-      Exception: any error of Spark or the daemon; batches with a manifest are archived.
+      CommandFailed: a topic does not exist, or has an archive of an earlier version; nothing was done.
+      Exception: any error of Spark or the daemon; committed batches are archived.
     """
     choices = AppendOptions(root, **options)
-    with run.client(*topics) as client, ExitStack() as holds:
+    with run.client(*topics) as client:
         names = chosen(client.topics(), topics)
         if run.dry_run:
             for name in names:
                 report_waiting(run, Subject(run, client, name, choices))
             return []
-        appends = _Appends(run, client, choices, holds, every)
+        appends = _Appends(run, client, choices, every)
         begun = appends.begin(names)
         if every is not None:
             appends.follow(begun, every, [each for each in topics if is_pattern(each)])
@@ -63,37 +61,26 @@ def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **o
 
 
 class _Appends:
-    """The topics of one run.
+    """The topics of one run."""
 
-    Args:
-      holds: holds the locks of their archives.
-    """
-
-    def __init__(self, run: Run, client: Client, choices: AppendOptions, holds: ExitStack, every: str | None) -> None:
+    def __init__(self, run: Run, client: Client, choices: AppendOptions, every: str | None) -> None:
         self._run = run
         self._client = client
         self._choices = choices
-        self._holds = holds
         self._every = every
         self._begun: dict[str, Appending] = {}
-        self._busy: set[str] = set()
         self._behind: set[str] = set()
         self._seconds = 0
 
     def begin(self, names: Sequence[str]) -> list[Appending]:
-        """Lock the archives of topics, and bring them up to date as far as following does not do that.
+        """Bring the archives of topics up to date as far as following does not do that.
 
         Raises:
-          Busy: another process archives one of them; nothing was done.
-          CommandFailed: an archive has a hole that cannot be filled.
+          CommandFailed: an archive has lost messages that its topic does not have any more.
         """
         subjects = [Subject(self._run, self._client, topic, self._choices) for topic in names]
-        with ExitStack() as held:
-            for subject in subjects:
-                held.enter_context(subject.held())
-            self._holds.push(held.pop_all())
         for subject in subjects:
-            fill_holes(subject)
+            refill(subject)
         self._behind |= {subject.topic for subject in subjects if subject.warn_if_behind(subject.resumes_at)}
         begun = [Appending(self._run, subject) for subject in subjects]
         self._begun |= {each.subject.topic: each for each in begun}
@@ -122,16 +109,10 @@ class _Appends:
             topics = self._client.topics()
         except PlainsongError:
             return []  # the queries wait for the daemon, or end with its error
-        known = self._begun.keys() | self._busy
-        names = [name for name in topics if name not in known and any(fnmatchcase(name, each) for each in patterns)]
-        begun: list[Appending] = []
-        for name in names:
-            try:
-                begun += self.begin([name])
-            except Busy as error:
-                self._busy.add(name)
-                self._run.warn(f"{name} is left out: {error}", "busy", topic=name)
-        return begun
+        known = self._begun.keys()
+        return self.begin(
+            [name for name in topics if name not in known and any(fnmatchcase(name, each) for each in patterns)]
+        )
 
 
 def _go(
@@ -146,11 +127,11 @@ def _go(
     run.progress.begin()
     started: list[Appending] = []
     queries: list[StreamingQuery] = []
-    with ExitStack() as errors:
+    with ExitStack() as errors, ExitStack() as scratch:
 
         def start(some: Sequence[Appending]) -> None:
             for each in some:
-                query, batches = each.subject.start(each.done, every=every)
+                query, batches = each.subject.start(each.done, scratch, every=every)
                 errors.enter_context(batches.own_error())
                 started.append(each)
                 queries.append(query)
@@ -176,36 +157,37 @@ class Appending:
     def __init__(self, run: Run, subject: Subject) -> None:
         self._run = run
         self.subject = subject
-        self._written: deque[Manifest] = deque()
-        self._total, self._batches = NOTHING, 0
+        self._written: deque[Batch] = deque()
+        self._rows, self._bytes, self._batches = 0, 0, 0
         self._seconds = 0
         self._expected = expected(run, subject) if run.progress.is_visible else None
 
-    def done(self, manifest: Manifest) -> None:
+    def done(self, batch: Batch) -> None:
         """Record a written batch; runs in the query's thread."""
-        self._written.append(manifest)
+        self._written.append(batch)
 
     def tell(self, *, following: bool = False) -> None:
         """Report the batches written since the last call."""
         topic = self.subject.topic
         last = None
         while self._written:
-            last = manifest = self._written.popleft()
-            self._total += manifest.stats
+            last = batch = self._written.popleft()
+            self._rows += batch.rows
+            self._bytes += batch.payload_bytes
             self._batches += 1
-            self._run.metrics.add("rows_total", manifest.stats.count, topic=topic)
-            self._run.metrics.add("bytes_total", manifest.stats.payload_bytes, topic=topic)
+            self._run.metrics.add("rows_total", batch.rows, topic=topic)
+            self._run.metrics.add("bytes_total", batch.payload_bytes, topic=topic)
             self._run.metrics.add("batches_total", topic=topic)
-            bounds = {"start": manifest.start.hex(), "end": manifest.end.hex()}
-            rows, batch_bytes = manifest.stats.count, manifest.stats.payload_bytes
+            bounds = {"start": batch.start.hex(), "end": batch.end.hex()}
+            rows, batch_bytes = batch.rows, batch.payload_bytes
             self._run.progress.event(
-                "batch", topic=topic, batch=manifest.batch, rows=rows, payloadBytes=batch_bytes, **bounds
+                "batch", topic=topic, batch=batch.number, rows=rows, payloadBytes=batch_bytes, **bounds
             )
             self._run.metrics.write()
         if last is not None:
             lag_s = self.subject.waiting_s(last.end) if self._run.progress.is_visible else None
             of = None if following else self._expected
-            self._run.progress.step(self._total.count, of=of, what=topic, batch=last.batch, lag_s=lag_s)
+            self._run.progress.step(self._rows, of=of, what=topic, batch=last.number, lag_s=lag_s)
         self._seconds += 1
         if following and self._seconds % JUDGE_EVERY == 0:
             self.subject.warn_if_behind(self.subject.resumes_at)
@@ -214,7 +196,7 @@ class Appending:
     def end(self) -> bool:
         """Report the end of the run; True if the archive still lags too far behind the topic."""
         self.tell()
-        rows, size = self._total.count, self._total.payload_bytes
+        rows, size = self._rows, self._bytes
         end = self.subject.resumes_at
         text = f"{self.subject.topic}: {show_messages(rows)}, {show_bytes(size)} in {counted(self._batches, 'batch')}"
         figures = {"topic": self.subject.topic, "rows": rows, "payloadBytes": size, "batches": self._batches}
@@ -254,74 +236,98 @@ def _ahead(run: Run, topic: str, start: bytes) -> Extent:
 def compact(
     run: Run, topics: Sequence[str], root: str, *, compression: str, today: bool = False, keep_ms: int = 0
 ) -> None:
-    """Compact all generations of topics.
+    """Compact the tables of topics, and remove files that are not part of them any more.
 
     Raises:
-      CommandFailed: the archive lacks a topic, or another process compacts one.
+      CommandFailed: the archive lacks a topic, a file is damaged, or another process compacts the same day.
+    """
+    for topic, table in _opened(run, topics, root):
+        days = days_to_compact(table, today=today)
+        if run.dry_run:
+            for day, files in days.items():
+                rows = sum(table.tally(each, day).rows for each in table.generations())
+                text = f"{topic}: would write {day} from {len(files)} files"
+                run.progress.result(text, "foreseen", topic=topic, day=day, files=len(files), rows=rows)
+            continue
+        compaction = Compaction(run.session(), table, compression=compression)
+        total = 0
+        for number, day in enumerate(days):
+            rows = compaction.run(day)
+            total += rows
+            run.metrics.add("rows_total", rows, topic=topic)
+            run.metrics.add("batches_total", topic=topic)
+            run.progress.event("day", topic=topic, day=day, rows=rows)
+            run.progress.step(total, what=f"{topic} {day}", batch=number)
+        removed = compaction.vacuum(keep_ms)
+        text = f"{topic}: {len(days)} days of {show_count(total)} messages written, {removed} files removed"
+        run.progress.result(text, "compacted", topic=topic, days=len(days), rows=total, removed=removed)
+
+
+def prune(run: Run, topics: Sequence[str], root: str, *, older_than_ms: int) -> None:
+    """Take days that ended longer ago than ``older_than_ms`` out of the tables of topics.
+
+    Raises:
+      CommandFailed: the archive lacks a topic.
+    """
+    before = layout.day_of(max(0, now_ms() - older_than_ms))
+    for topic, table in _opened(run, topics, root):
+        gone = [each for each in table.all_files() if each.day < before]
+        rows = sum(each.rows or 0 for each in gone)
+        figures = {"topic": topic, "before": before, "files": len(gone), "rows": rows}
+        if run.dry_run:
+            run.progress.result(
+                f"{topic}: would prune {show_count(rows)} messages before {before}", "foreseen", **figures
+            )
+            continue
+        prune_table(table, before)
+        run.metrics.add("rows_total", rows, topic=topic)
+        run.progress.result(f"{topic}: {show_count(rows)} messages before {before} pruned", "pruned", **figures)
+
+
+def migrate(run: Run, topics: Sequence[str], root: str, *, compression: str, may_lose: bool = False) -> None:
+    """Make Delta tables of the archives that an earlier version wrote.
+
+    Raises:
+      CommandFailed: the archive lacks a topic, is damaged, or has a gap; what was copied stays.
     """
     files = open_files(root, run.session)
-    entries = [each for each in load_manifests(files) if each.namespace == run.where.namespace]
-    for topic in chosen(sorted({entry.topic for entry in entries}), topics):
-        generations = sorted({each.generation for each in entries if each.topic == topic})
-        logs = [Log(run.where.namespace, topic, generation) for generation in generations]
+    there = [topic for namespace, topic in tables(files) if namespace == run.where.namespace]
+    for topic in chosen(there, topics):
+        migration = Migration(run, files, topic, compression=compression, may_lose=may_lose)
+        waiting = migration.generations()
         if run.dry_run:
-            for log in logs:
-                _foresee_days(run, log, plan(load_manifests(files, log.folder), unfinished=today))
+            for log in waiting:
+                text = f"{topic}: would migrate generation {log.generation}"
+                run.progress.result(text, "foreseen", topic=topic, generation=log.generation)
             continue
-
-        def say(text: str, topic: str = topic) -> None:
-            run.warn(text, "taken_over", topic=topic)
-
-        path = layout.lock_file(run.where.namespace, topic, "compacting")
-        with files.lock(path, f"days of {run.where.namespace}:{topic}", say) as hold:
-            for log in logs:
-                compaction = Compaction(run.session(), files, log, compression=compression, held=hold.check)
-                _compact(run, log, compaction, today=today, keep_ms=keep_ms)
+        rows = sum(migration.take_over(log) for log in waiting)
+        text = f"{topic}: {show_messages(rows)} of {counted(len(waiting), 'generation')} migrated"
+        run.progress.result(text, "migrated", topic=topic, rows=rows, generations=[log.generation for log in waiting])
 
 
-def _foresee_days(run: Run, log: Log, days: Sequence[Day]) -> None:
-    for day in days:
-        rows = sum(piece.entry.stats.count for piece in day.pieces)
-        text = f"{log.topic}: would write {day.day} from {len(day.pieces)} entries"
-        run.progress.result(text, "foreseen", topic=log.topic, day=day.day, entries=len(day.pieces), rows=rows)
+def _opened(run: Run, topics: Sequence[str], root: str) -> list[tuple[str, TopicTable]]:
+    """Open the tables of topics in the run's namespace. Raises CommandFailed: the archive lacks one."""
+    files = open_files(root, run.session)
+    there = [topic for namespace, topic in tables(files) if namespace == run.where.namespace]
+    opened = [(topic, TopicTable.open(files, run.where.namespace, topic)) for topic in chosen(there, topics)]
+    return [(topic, table) for topic, table in opened if table is not None]
 
 
-def _compact(run: Run, log: Log, compaction: Compaction, *, today: bool, keep_ms: int) -> None:
-    """Compact one generation; the caller holds the lock, under which its entries are listed."""
-    days = plan(compaction.entries(), unfinished=today)
-    rows = 0
-    for number, day in enumerate(days):
-        manifest = compaction.run(day)
-        rows += manifest.stats.count
-        run.metrics.add("rows_total", manifest.stats.count, topic=log.topic)
-        run.metrics.add("batches_total", topic=log.topic)
-        run.progress.event("day", topic=log.topic, day=day.day, rows=manifest.stats.count)
-        run.progress.step(rows, what=f"{log.topic} {day.day}", batch=number)
-    swept = compaction.sweep(keep_ms)
-    text = f"{log.topic}: {len(days)} days of {show_count(rows)} messages written, {swept} folders removed"
-    run.progress.result(text, "compacted", topic=log.topic, days=len(days), rows=rows, removed=swept)
-
-
-def verify(
-    run: Run, topic: str, root: str, start: bytes, end: bytes, isolation: str | None, *, checkpoint: str | None = None
-) -> Findings:
+def verify(run: Run, topic: str, root: str, start: bytes, end: bytes, isolation: str | None) -> Findings:
     """Compare a range of ids with the topic.
 
     Raises:
-      CommandFailed: the topic does not exist.
+      CommandFailed: the topic or its archive does not exist.
       Exception: any error of Spark.
     """
     with run.client(topic) as client:
         properties = client.admin.properties(topic)
     log = Log(run.where.namespace, topic, int(properties["generation"]))
     source = run.source(subscribe=topic, **({} if isolation is None else {"isolation": isolation}))
-    verification = _verification(run, log, root, start, end, checkpoint)
-    return verification.run(source, int(properties["ttl"]))
+    return _verification(run, log, root, start, end).run(source, int(properties["ttl"]))
 
 
-def verify_files(
-    run: Run, topic: str, generation: int, root: str, start: bytes, end: bytes, *, checkpoint: str | None = None
-) -> Findings:
+def verify_files(run: Run, topic: str, generation: int, root: str, start: bytes, end: bytes) -> Findings:
     """Check an archive without its topic.
 
     Raises:
@@ -329,16 +335,16 @@ def verify_files(
       Exception: any error of Spark.
     """
     log = Log(run.where.namespace, topic, generation)
-    if not load_manifests(open_files(root, run.session), log.folder):
+    table = TopicTable.open(open_files(root, run.session), log.namespace, topic)
+    if table is None or generation not in table.generations():
         raise CommandFailed(f"there is no archive of {log.name} generation {generation} in {root}", code=Exit.NOT_FOUND)
-    return _verification(run, log, root, start, end, checkpoint).run_alone()
+    return _verification(run, log, root, start, end).run_alone()
 
 
-def _verification(run: Run, log: Log, root: str, start: bytes, end: bytes, checkpoint: str | None) -> Verification:
+def _verification(run: Run, log: Log, root: str, start: bytes, end: bytes) -> Verification:
     if start >= end:
         raise CommandFailed("--from is not before --to", code=Exit.USAGE)
-    _, offsets = checkpoint_of(run, log, root, checkpoint)
-    first, done = offsets.first(), offsets.done()
-    reached = None if first is None or done is None else Range(first, done)
-    files = open_files(root, run.session)
-    return Verification(run.session(), files, log, Range(start, end), reached)
+    table = TopicTable.open(open_files(root, run.session), log.namespace, log.topic)
+    if table is None:
+        raise CommandFailed(f"there is no archive of {log.name} in {root}", code=Exit.NOT_FOUND)
+    return Verification(run.session(), table, log, layout.Range(start, end))

@@ -14,9 +14,6 @@ from pyspark_plainsong.pipeline.job import Run, job_options
 _root = click.option(
     "--root", required=True, metavar="PATH|URL", help=("Folder of the archive; it can hold several topics.")
 )
-_checkpoint = click.option(
-    "--checkpoint", metavar="PATH|URL", help="Folder for the queries' offsets; default: in the archive."
-)
 _compression = click.option(
     "--compression", default="zstd", type=click.Choice(["zstd", "snappy", "lz4_raw", "gzip", "none"]), show_default=True
 )
@@ -41,11 +38,10 @@ class Keep(click.ParamType[int]):
 
 @click.group(cls=VerbGroup)
 def archive() -> None:
-    """Keep topics as Parquet files, beyond their expiry.
+    """Keep topics as Delta tables, beyond their expiry.
 
-    Each message is in an archive once, even if a run is killed, and a manifest
-    lists the contents of every file. `pyspark_plainsong.pipeline.archive.read`
-    gives the rows.
+    Each topic is a Delta table that any engine reads, partitioned by day (UTC).
+    Each message is in it once, even if a run is killed.
     """
 
 
@@ -57,7 +53,6 @@ def archive() -> None:
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC|PATTERN...")
 @_root
-@_checkpoint
 @click.option(
     "--follow", is_flag=True, help=("Continue until interrupted, instead of stopping when everything is archived.")
 )
@@ -105,21 +100,54 @@ def append(run: Run, topics: tuple[str, ...], root: str, **options: Any) -> None
 @click.option("--today", is_flag=True, help="Also compact the day that is not complete in the archive.")
 @click.option(
     "--keep",
-    default="1h",
+    default="7d",
     metavar="TIME",
     type=Keep(),
-    help="Keep replaced files this long, for readers that use them; default: 1h.",
+    help="Keep replaced files this long, for time travel and running queries; default: 7d.",
 )
 @job_options("archive")
 def compact(run: Run, topics: tuple[str, ...], root: str, compression: str, today: bool, keep: int) -> None:
-    """Merge each complete day into one set of files (dt=2026-01-31).
+    """Merge the files of each complete day, and vacuum the tables.
 
-    Can be killed at any point and run again. Readers that use the manifests see
-    each message exactly once throughout.
+    The rows are compared with their checksums before and after. Can be killed at
+    any point and run again; readers see each message once throughout.
     """
     from pyspark_plainsong.pipeline.archive import archiving
 
     archiving.compact(run, topics, root, compression=compression, today=today, keep_ms=keep)
+
+
+@archive.command(examples=["plainsong pipeline run archive prune orders --root archive --older-than 365d"])
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC|PATTERN...")
+@_root
+@click.option("--older-than", required=True, metavar="TIME", type=Length(0.001), help="Age of the days that go.")
+@job_options("archive")
+def prune(run: Run, topics: tuple[str, ...], root: str, older_than: int) -> None:
+    """Remove days that ended longer ago than a time.
+
+    The days are out of the tables at once. `compact` deletes their files later,
+    so until then an earlier version of the table still has them.
+    """
+    from pyspark_plainsong.pipeline.archive import archiving
+
+    archiving.prune(run, topics, root, older_than_ms=older_than)
+
+
+@archive.command(examples=["plainsong pipeline run archive migrate --root archive"])
+@click.argument("topics", nargs=-1, metavar="[TOPIC|PATTERN]...")
+@_root
+@_compression
+@click.option("--may-lose", is_flag=True, help="Continue after ranges that the archive lacks, instead of failing.")
+@job_options("archive")
+def migrate(run: Run, topics: tuple[str, ...], root: str, compression: str, may_lose: bool) -> None:
+    """Make Delta tables of an archive that an earlier version wrote.
+
+    Copies it entry by entry, and removes the old folders at the end. Can be
+    killed at any point and run again.
+    """
+    from pyspark_plainsong.pipeline.archive import archiving
+
+    archiving.migrate(run, topics, root, compression=compression, may_lose=may_lose)
 
 
 @archive.command(
@@ -142,7 +170,6 @@ def compact(run: Run, topics: tuple[str, ...], root: str, compression: str, toda
     "--to", "end", type=Place(now="ms"), default="now", metavar="PLACE", help=("Stop before this; default: now.")
 )
 @_isolation
-@_checkpoint
 @click.option(
     "--generation",
     type=click.IntRange(1),
@@ -156,29 +183,27 @@ def verify(
     start: Any,
     end: Any,
     isolation: str | None,
-    checkpoint: str | None,
     generation: int | None,
 ) -> None:
     """Compare the archive with the topic, message by message.
 
-    Also compares the files with their manifests and the manifests with each
-    other, which finds damage and gaps in messages that expired long ago. Exits
-    with 1 if anything is missing, different or damaged.
+    Also compares rows with their checksums, and days with the counts and digests
+    in the table's log, which finds damage and gaps in messages that expired long
+    ago. Exits with 1 if anything is missing, different or damaged.
     """
     from pyspark_plainsong.pipeline.archive import archiving
 
     first = bytes(20) if start == "oldest" else _bound(start)
     last = _bound(end)
     if generation is None:
-        findings = archiving.verify(run, topic, root, first, last, isolation, checkpoint=checkpoint)
+        findings = archiving.verify(run, topic, root, first, last, isolation)
     else:
-        findings = archiving.verify_files(run, topic, generation, root, first, last, checkpoint=checkpoint)
+        findings = archiving.verify_files(run, topic, generation, root, first, last)
     run.progress.result("\n".join(_lines_of(findings)), "verified", topic=topic, **findings.as_json())
     if not findings.is_good:
         bad = ("missing", "different", "twice")
         wrong = [f"{findings.counts[name]} messages {name}" for name in bad if findings.counts.get(name)]
-        wrong += [f"{len(findings.damaged)} entries damaged"] if findings.damaged else []
-        wrong += [f"{len(findings.holes)} gaps that no entry covers"] if findings.holes else []
+        wrong += [f"{len(findings.damaged)} files or days damaged"] if findings.damaged else []
         raise CommandFailed(f"the archive does not match the topic: {', '.join(wrong)}", code=Exit.FAILED)
 
 
@@ -190,12 +215,10 @@ def _bound(place: str | bytes | int) -> bytes:
 
 
 def _lines_of(findings: Any) -> list[str]:
-    from pyspark_plainsong.pipeline.archive.layout import show_range
     from pyspark_plainsong.pipeline.archive.verification import VERDICTS
 
     wanted = [(name, says) for name, (says, _) in VERDICTS.items() if name in findings.counts]
     counts = [(name, f"{output.show_count(findings.counts[name]):>12}  {says}") for name, says in wanted]
-    lines = output.facts([*counts, ("damaged", f"{len(findings.damaged):>12}  entries whose files changed")])
+    lines = output.facts([*counts, ("damaged", f"{len(findings.damaged):>12}  files or days whose rows changed")])
     lines += [f"{folder}: {why}" for folder, why in findings.damaged.items()]
-    lines += [f"{name}: {each}" for name, ids in findings.examples.items() for each in ids]
-    return lines + [f"hole: {show_range(*hole)}" for hole in findings.holes]
+    return lines + [f"{name}: {each}" for name, ids in findings.examples.items() for each in ids]

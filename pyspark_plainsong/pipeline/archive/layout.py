@@ -1,24 +1,40 @@
 """The paths of an archive, from its root.
 
-    NAMESPACE/TOPIC/gen=1/batches/archive=ID/batch=000000000000-TRY/part-….parquet, _manifest.json
-    NAMESPACE/TOPIC/gen=1/days/dt=2026-01-31/entry=ID-TRY/part-….parquet, _manifest.json
-    NAMESPACE/TOPIC/_checkpoints/gen=1/          Spark's, and _start.json
+    NAMESPACE/TOPIC/_delta_log/                  the log of the topic's Delta table
+    NAMESPACE/TOPIC/data/BATCH-TRY/day=2026-01-31/part-….parquet
+    NAMESPACE/TOPIC/data/compacted-TRY/day=2026-01-31/part-….parquet
+    NAMESPACE/TOPIC/_caught_up/gen=1.json        when there was nothing left to archive
     NAMESPACE/TOPIC/_replays/NAME.json           plans of replays
-    NAMESPACE/TOPIC/_appending, _compacting      locks of the writers
 
-``gen`` is the generation of the topic; an archive id is that of a streaming query, hence of its checkpoint. Each try at
-a batch or a day has a folder of its own, so no file that was finished is ever overwritten.
+Only the log says which files are part of the table. Each attempt at a batch has a folder of its own, so no file that was
+finished is ever overwritten. Delta's vacuum leaves alone what begins with ``_``.
 """
 
 from __future__ import annotations
 
 import secrets
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from plainsong.cli.options import show_time
 
 DAY_MS = 86_400_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: The start of the names of folders in archives that were written before they were Delta tables.
+FORMER = "gen="
+#: The file in them that describes a folder.
+MANIFEST_NAME = "_manifest.json"
+#: The start of the paths of compacted files, from the table's folder.
+COMPACTED = "data/compacted-"
+#: The smallest id.
+FIRST = bytes(20)
+
+
+class Range(NamedTuple):
+    """Ids ``start <= id < end``, 20 bytes each."""
+
+    start: bytes
+    end: bytes
 
 
 def topic_folder(namespace: str, topic: str) -> str:
@@ -32,39 +48,19 @@ def holds_no_entries(folder: str) -> bool:
     return name.startswith(".") or (name.startswith("_") and folder.count("/") > 1)
 
 
-def generation_folder(namespace: str, topic: str, generation: int) -> str:
-    """The folder of one generation."""
-    return f"{topic_folder(namespace, topic)}/gen={generation}"
+def new_batch_folder(namespace: str, topic: str, batch: int) -> str:
+    """Return a new folder for an attempt to write a batch."""
+    return f"{topic_folder(namespace, topic)}/data/{batch:012d}-{secrets.token_hex(4)}"
 
 
-def batches_folder(namespace: str, topic: str, generation: int, archive: str) -> str:
-    """The folder of the batches of one query."""
-    return f"{generation_folder(namespace, topic, generation)}/batches/archive={archive}"
+def new_compacted_folder(folder: str) -> str:
+    """Return a new folder for an attempt to compact a day of the table in a folder."""
+    return f"{folder}/{COMPACTED}{secrets.token_hex(4)}"
 
 
-def batch_name(batch: int) -> str:
-    """The start of the names of a batch's folders; it sorts as the number."""
-    return f"batch={batch:012d}"
-
-
-def new_try(name: str) -> str:
-    """A new name for the folder of one try."""
-    return f"{name}-{secrets.token_hex(4)}"
-
-
-def lock_file(namespace: str, topic: str, doing: str) -> str:
-    """The lock of the process that is ``appending`` or ``compacting``."""
-    return f"{topic_folder(namespace, topic)}/_{doing}"
-
-
-def day_folder(namespace: str, topic: str, generation: int, day: str) -> str:
-    """The folder of the entries of one day."""
-    return f"{generation_folder(namespace, topic, generation)}/days/dt={day}"
-
-
-def checkpoint_folder(namespace: str, topic: str, generation: int) -> str:
-    """The checkpoint of the topic's query, by default."""
-    return f"{topic_folder(namespace, topic)}/_checkpoints/gen={generation}"
+def caught_up_file(namespace: str, topic: str, generation: int) -> str:
+    """The file with the time when there was nothing left to archive."""
+    return f"{topic_folder(namespace, topic)}/_caught_up/gen={generation}.json"
 
 
 def day_of(timestamp_ms: int) -> str:
@@ -91,9 +87,3 @@ def show_range(start: bytes, end: bytes) -> str:
     """A range of ids as people read it."""
     first, last = (show_time(time_of(each)) for each in (start, end))
     return f"from {first} to {last}" if any(start) else f"before {last}"
-
-
-# --- manifest --------------------------------------------------------------------------------------
-
-
-MANIFEST_NAME = "_manifest.json"

@@ -1,31 +1,32 @@
-"""Writes one micro-batch into one folder, a new one for each attempt; reads it back, and writes its manifest last."""
+"""Writes one micro-batch into a new folder, reads it back, and commits it to the topic's table."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as sf
 
 from plainsong.cli.command import CommandFailed, Exit
-from plainsong.cli.options import now_ms
 from pyspark_plainsong.pipeline.archive import layout
-from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
-from pyspark_plainsong.pipeline.archive.manifest import Manifest, parse_manifest
-from pyspark_plainsong.pipeline.archive.reading import archived, check_unaltered, read_back
+from pyspark_plainsong.pipeline.archive.reading import CHECKSUM, archived, checksum, day_column, parquet
+from pyspark_plainsong.pipeline.archive.table import DAY, Batch, Conflict, TableFile, Tally, TopicTable, Written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
     from pyspark_plainsong.pipeline.files import Files
 
-#: The file in a checkpoint with the start of its first batch.
-START = "_start.json"
-#: The file in a checkpoint with the time when there was nothing left to archive.
-CAUGHT_UP = "_caught_up.json"
-#: Spark's default is INT96, which other readers have deprecated.
-TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+#: Settings of the session for writing.
+SETTINGS: Final[Mapping[str, str]] = {
+    # Spark's default is INT96, which other readers have deprecated.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Otherwise each task sorts its rows by day before it writes them.
+    "spark.sql.maxConcurrentOutputFileWriters": "32",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,186 +44,148 @@ class Log:
 
     @property
     def folder(self) -> str:
-        """The folder of its entries."""
-        return layout.generation_folder(self.namespace, self.topic, self.generation)
+        """The folder of the topic's table."""
+        return layout.topic_folder(self.namespace, self.topic)
 
 
 class Offsets:
-    """The offsets in a query's checkpoint: the range of each batch.
+    """The range of each batch of a query, from its checkpoint.
 
     Args:
       files: files with the checkpoint as their root.
       log: the topic that the query reads.
+      start: where the query began.
     """
 
-    def __init__(self, files: Files, log: Log) -> None:
-        self.files = files
+    def __init__(self, files: Files, log: Log, start: bytes) -> None:
+        self._files = files
         self._log = log
+        self._start = start
 
-    def bounds(self, batch: int) -> tuple[bytes, bytes]:
-        """Return the range of ids, ``start <= id < end``, of a batch that Spark has begun. Raises CommandFailed."""
-        start = self.first() if batch == 0 else self._end(batch - 1)
-        end = self._end(batch)
-        if start is None or end is None:
-            raise CommandFailed(f"the checkpoint has no batch {batch}", code=Exit.STORE)
-        return start, end
+    def bounds(self, batch: int) -> layout.Range:
+        """Return the ids of a batch that Spark has begun."""
+        return layout.Range(self._start if batch == 0 else self._end(batch - 1), self._end(batch))
 
-    def done(self) -> bytes | None:
-        """Return the end of the newest finished batch; None if there is none."""
-        batches = [int(name) for name in self.files.names("commits") if name.isdigit()]
-        return self._end(max(batches)) if batches else None
-
-    @property
-    def is_new(self) -> bool:
-        """True if no query has used the checkpoint yet."""
-        return not self.files.names("offsets")
-
-    def first(self) -> bytes | None:
-        """Return the start of the first batch; None if the checkpoint is new."""
-        text = self.files.read(START)
-        return None if text is None else bytes.fromhex(json.loads(text)["start"])
-
-    def begin(self, start: bytes) -> None:
-        """Record the start of the first batch before it is requested, so that it is the same after a kill."""
-        fields = {"topic": self._log.name, "generation": self._log.generation, "start": start.hex()}
-        self.files.write(START, json.dumps(fields).encode())
-
-    def note_caught_up(self, end: bytes, at_ms: int) -> None:
-        """Record that all messages were archived at ``at_ms``: the topic had none from ``end`` on."""
-        self.files.write(CAUGHT_UP, json.dumps({"end": end.hex(), "atMs": at_ms}).encode())
-
-    def caught_up_ms(self) -> int | None:
-        """Return when the archive had caught up with the topic; None if it never has, or has archived batches since."""
-        text = self.files.read(CAUGHT_UP)
-        caught_up = {} if text is None else json.loads(text)
-        done = self.done()
-        return int(caught_up["atMs"]) if done is not None and caught_up.get("end") == done.hex() else None
-
-    def _end(self, batch: int) -> bytes | None:
-        text = self.files.read(f"offsets/{batch}")
-        if text is None:
-            return None
+    def _end(self, batch: int) -> bytes:
+        text = self._files.read(f"offsets/{batch}")
+        assert text is not None, f"Spark writes offsets/{batch} before it runs the batch"
         # Three lines: the version, Spark's metadata, the connector's offset.
         offset: dict[str, Any] = json.loads(text.decode().splitlines()[2])["topics"][self._log.name]
         if offset["gen"] != self._log.generation:
-            says = f"the checkpoint is of generation {offset['gen']} of {self._log.name}, not {self._log.generation}"
-            raise CommandFailed(says, hint="give each generation a --checkpoint of its own", code=Exit.STORE)
+            says = f"{self._log.name} was deleted and created again during the run"
+            raise CommandFailed(says, hint="run it again, which archives the new topic", code=Exit.STORE)
         return bytes.fromhex(offset["next"])
 
 
 class ArchiveWriter:
-    """Writes the batches of ``foreachBatch``. After a kill Spark repeats the last batch, with the same range.
+    """Writes batches into the table of one generation.
+
+    The table has the position, so a batch is committed once: what is repeated after a kill, or was archived by another
+    process at the same time, is left out.
 
     Args:
       files: the archive's files.
-      offsets: the offsets of the query's checkpoint.
-      is_held: returns True if the archive already has a range of ids; called for the first batch of a run only, since
-        no other can be a repetition.
-      check: called before a manifest is written; raises if this process no longer holds the lock.
-      done: called with the manifest of each batch that was written.
     """
 
-    def __init__(
-        self,
-        files: Files,
-        log: Log,
-        offsets: Offsets,
-        *,
-        compression: str = "zstd",
-        is_held: Callable[[bytes, bytes], bool] = lambda start, end: False,
-        check: Callable[[], None] = lambda: None,
-        done: Callable[[Manifest], None] = lambda manifest: None,
-    ) -> None:
+    def __init__(self, files: Files, log: Log, *, compression: str = "zstd") -> None:
         self._files = files
         self._log = log
-        self._offsets = offsets
         self._compression = compression
-        self._is_held = is_held
-        self._check = check
+        self._table: TopicTable | None = None
+
+    def put(self, rows: DataFrame, bounds: layout.Range) -> Batch | None:
+        """Write all messages of a range as one commit; None if the table has them.
+
+        Raises CommandFailed, or what Spark raises: they are not part of the archive.
+        """
+        table = self._opened()
+        while (position := table.end(self._log.generation)) < bounds.end:
+            if position < bounds.start:
+                says = f"the archive of {self._log.name} has gone back to an older version during the run"
+                raise CommandFailed(says, hint="run it again", code=Exit.STORE)
+            left = rows if position == bounds.start else rows.where(sf.col("message_id") >= sf.lit(position))
+            written = self.write(left, layout.Range(position, bounds.end))
+            while table.end(self._log.generation) == position:
+                try:
+                    return table.append(self._log.generation, position, bounds.end, written)
+                except Conflict:  # of another appending process, or of a compaction
+                    table.reload()
+        return None
+
+    def write(self, rows: DataFrame, bounds: layout.Range) -> list[Written]:
+        """Write rows into files of a new folder, read them back, and make them durable."""
+        spark = rows.sparkSession
+        for name, value in SETTINGS.items():
+            spark.conf.set(name, value)
+        number = self._opened().batches(self._log.generation) + 1
+        folder = layout.new_batch_folder(self._log.namespace, self._log.topic, number)
+        kept = archived(rows, self._log.generation).withColumn(CHECKSUM, checksum()).withColumn(DAY, day_column())
+        # Each partition of the connector is a range of ids in order, and so is each file.
+        kept.write.option("compression", self._compression).partitionBy(DAY).parquet(self._files.url(folder))
+        written = read_back(spark, self._files, self._log.folder, folder)
+        for each in written:
+            if not bounds.start <= each.first <= each.last < bounds.end:
+                raise CommandFailed(f"{folder} has ids outside its range", code=Exit.STORE)
+        self._files.settle([f"{self._log.folder}/{each.file.path}" for each in written])
+        return written
+
+    def _opened(self) -> TopicTable:
+        if self._table is None:
+            self._table = TopicTable.create(self._files, self._log.namespace, self._log.topic)
+            self._table.widen()
+        self._table.reload()
+        return self._table
+
+
+class BatchCommitter:
+    """Writes the batches of ``foreachBatch``.
+
+    Args:
+      done: called with each batch that was committed.
+    """
+
+    def __init__(self, writer: ArchiveWriter, offsets: Offsets, done: Callable[[Batch], None]) -> None:
+        self._writer = writer
+        self._offsets = offsets
         self._done = done
-        self._is_first = True
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        """Write a batch, unless the archive has it.
+        """Write a batch. Raises CommandFailed, or what Spark raises: it is not part of the archive."""
+        committed = self._writer.put(rows, self._offsets.bounds(batch))
+        if committed is not None:
+            self._done(committed)
 
-        Raises CommandFailed, or what Spark raises: the batch is not part of the archive.
-        """
-        archive = _query_id(rows.sparkSession)
-        start, end = self._offsets.bounds(batch)
-        again, self._is_first = self._is_first, False
-        if again and (self._is_there(archive, batch, start, end) or self._is_held(start, end)):
-            return
-        self._done(self.put(rows, archive, batch, (start, end)))
 
-    def put(self, rows: DataFrame, archive: str, batch: int, bounds: tuple[bytes, bytes]) -> Manifest:
-        """Write rows as an entry. Raises CommandFailed, or what Spark raises: they are not part of the archive."""
-        folder = self.new_folder(archive, batch)
-        self.write(rows, folder)
-        return self.describe(rows.sparkSession, folder, archive, batch, bounds)
-
-    def new_folder(self, archive: str, batch: int) -> str:
-        """Return a new folder for an attempt to write a batch."""
-        return f"{self._batches(archive)}/{layout.new_try(layout.batch_name(batch))}"
-
-    def write(self, rows: DataFrame, folder: str) -> None:
-        """Write the files into a new folder."""
-        kept = archived(rows, self._log.generation)
-        # Each partition of the connector is a range of ids in order, and so is each file.
-        kept.write.option("compression", self._compression).parquet(self._files.url(folder))
-
-    def describe(
-        self, spark: SparkSession, folder: str, archive: str, batch: int, bounds: tuple[bytes, bytes]
-    ) -> Manifest:
-        """Read the files back, make them durable, and write the manifest, which makes them part of the archive."""
-        stats, names = read_back(spark, self._files, folder)
-        start, end = bounds
-        if stats.count and not (start <= (stats.first or b"") and (stats.last or b"") < end):
-            raise CommandFailed(f"batch {batch} of {self._log.name} has ids outside its range", code=Exit.STORE)
-        manifest = Manifest(
-            kind="batch",
-            namespace=self._log.namespace,
-            topic=self._log.topic,
-            generation=self._log.generation,
-            start=start,
-            end=end,
-            stats=stats,
-            files=names,
-            written_ms=now_ms(),
-            source=archive,
-            batch=batch,
-            folder=folder,
+def read_back(spark: SparkSession, files: Files, table: str, folder: str) -> list[Written]:
+    """Return the Parquet files in the folders of days below a folder of a table, and their figures, by name."""
+    days = [name for name in files.names(folder) if name.startswith(f"{DAY}=")]
+    sizes = {f"{day}/{name}": size for day in days for name, size in files.sizes(f"{folder}/{day}").items()}
+    if not sizes:
+        return []
+    # The greedy ".*" takes the last match: a folder above the archive may have the same name.
+    name = sf.regexp_extract(sf.input_file_name(), rf".*/({DAY}=[^/]+/[^/]+)$", 1).alias("name")
+    counted = parquet(spark, [files.url(f"{folder}/{each}") for each in sizes]).groupBy(name)
+    rows = counted.agg(
+        sf.count(sf.lit(1)).alias("rows"),
+        sf.coalesce(sf.bit_xor(CHECKSUM), sf.lit(0)).alias("digest"),
+        sf.coalesce(sf.sum(sf.octet_length("payload")), sf.lit(0)).alias("size"),
+        *(call(column).alias(f"{call.__name__}_{column}") for call in (sf.min, sf.max) for column in _BOUNDS),
+    ).collect()
+    within = folder.removeprefix(f"{table}/")
+    found = []
+    for row in sorted(rows, key=lambda each: str(each["name"])):
+        first, last = bytes(row["min_message_id"]), bytes(row["max_message_id"])
+        file = TableFile(
+            f"{within}/{row['name']}",
+            sizes[row["name"]],
+            row["name"].partition("/")[0].removeprefix(f"{DAY}="),
+            int(row["rows"]),
+            layout.time_of(first),
+            layout.time_of(last),
+            (int(row["min_generation"]), int(row["max_generation"])),
         )
-        self._check()
-        self._files.write(f"{folder}/{MANIFEST_NAME}", manifest.as_json())
-        return manifest
-
-    def _is_there(self, archive: str, batch: int, start: bytes, end: bytes) -> bool:
-        """Return True if an earlier attempt has finished the batch. Removes the unfinished attempts of killed runs."""
-        found = False
-        batches = self._batches(archive)
-        for name in self._files.names(batches):
-            if not name.startswith(layout.batch_name(batch)):
-                continue
-            folder = f"{batches}/{name}"
-            text = self._files.read(f"{folder}/{MANIFEST_NAME}")
-            if text is None:
-                self._check()
-                self._files.remove(folder)
-                continue
-            there = parse_manifest(text, folder)
-            if (there.start, there.end) != (start, end):
-                says = f"{there.name} has ids that do not match the checkpoint"
-                raise CommandFailed(says, hint="was the checkpoint restored, or edited?", code=Exit.STORE)
-            check_unaltered(self._files, [there])
-            found = True
-        return found
-
-    def _batches(self, archive: str) -> str:
-        return layout.batches_folder(self._log.namespace, self._log.topic, self._log.generation, archive)
+        found.append(Written(file, Tally(int(row["rows"]), int(row["digest"])), int(row["size"]), first, last))
+    return found
 
 
-def _query_id(spark: SparkSession) -> str:
-    """Return the archive id: the id of the query, which its checkpoint stores."""
-    found = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-    assert found is not None, "this runs inside a streaming query"
-    return found.replace("-", "")
+_BOUNDS: Final = ("message_id", "generation")

@@ -127,19 +127,19 @@ def _source(
         return parquet_source(run.session(), parquet, order_by or "message_id"), "", ""
     if topic is None or root is None or order_by is not None:
         raise _usage("give TOPIC and its --root, or --parquet; --order-by needs --parquet")
-    from pyspark_plainsong.pipeline.archive.layout import topic_folder
+    from pyspark_plainsong.pipeline.archive.table import TopicTable
     from pyspark_plainsong.pipeline.archive.writing import Log
     from pyspark_plainsong.pipeline.files import open_files
 
     namespace = archive_namespace or run.where.namespace
     files = open_files(root, run.session)
-    names = files.names(topic_folder(namespace, topic))
-    there = [int(name[4:]) for name in names if name.startswith("gen=")]
+    table = TopicTable.open(files, namespace, topic)
+    there = [] if table is None else table.generations()
     if not there or generation not in (None, *there):
         which = "" if generation is None else f" generation {generation}"
         raise CommandFailed(f"there is no archive of {namespace}:{topic}{which} in {root}", code=Exit.NOT_FOUND)
     if generation is None and len(there) > 1:
-        run.progress.note(f"generations {sorted(there)} are archived; this is {max(there)}", "generation")
+        run.progress.note(f"generations {there} are archived; this is {max(there)}", "generation")
     source = archive_source(root, Log(namespace, topic, generation or max(there)), files)
     return source, _key(start) or "00" * 20, min(_key(end) or source.end, source.end)
 

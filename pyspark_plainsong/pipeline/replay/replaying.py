@@ -20,7 +20,7 @@ from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES
 from pyspark_plainsong.columns import ROUTING_KEY
 from pyspark_plainsong.options import WriteOptions
 from pyspark_plainsong.pipeline.archive import layout, reading
-from pyspark_plainsong.pipeline.archive.manifest import covered
+from pyspark_plainsong.pipeline.archive.table import TopicTable
 from pyspark_plainsong.pipeline.files import open_files
 from pyspark_plainsong.pipeline.replay.plans import ReplayChunk
 
@@ -69,17 +69,19 @@ class ArchiveSource(Source):
 
     def rows(self, spark: SparkSession, start: str, end: str) -> DataFrame:
         """As ``Source``: compacted days have the same rows."""
-        found = reading.pieces_of(reading.load_manifests(self.files, self.log.folder))
-        bounds = (bytes.fromhex(start or FIRST_ID), bytes.fromhex(end or LAST_ID))
-        return reading.rows_of(spark, self.files, reading.within(found, *bounds))
+        bounds = layout.Range(bytes.fromhex(start or FIRST_ID), bytes.fromhex(end or LAST_ID))
+        return reading.rows_of(spark, self._table(), bounds, self.log.generation)
 
     @property
     def end(self) -> str:
         """The id after all archived ones. Raises CommandFailed: there is no archive."""
-        held = covered(reading.load_manifests(self.files, self.log.folder))
-        if not held:
+        return self._table().end(self.log.generation).hex()
+
+    def _table(self) -> TopicTable:
+        table = TopicTable.open(self.files, self.log.namespace, self.log.topic)
+        if table is None:
             raise CommandFailed(f"there is no archive of {self.log.name} in {self.root}", code=Exit.NOT_FOUND)
-        return held[-1].end.hex()
+        return table
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.errors import TransactionsUnavailable
 from plainsong.protocol.transactions.transaction import issued_ms
-from pyspark_plainsong.pipeline.archive.layout import time_bound, time_of, topic_folder
-from pyspark_plainsong.pipeline.archive.manifest import covered
-from pyspark_plainsong.pipeline.archive.reading import load_manifests, read
+from pyspark_plainsong.pipeline.archive.layout import time_bound, time_of
+from pyspark_plainsong.pipeline.archive.reading import read
+from pyspark_plainsong.pipeline.archive.table import TopicTable
 from pyspark_plainsong.pipeline.files import open_files
 from pyspark_plainsong.pipeline.report.facts import TopicFacts
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from plainsong._sync.transactions import Transactions
     from plainsong.transactions import TransactionStatus
-    from pyspark_plainsong.pipeline.archive.manifest import Manifest
     from pyspark_plainsong.pipeline.report.facts import Grid
 
 MESSAGES = StructType(
@@ -117,33 +116,32 @@ def _since(topics: Sequence[TopicFacts], grid: Grid) -> int:
 
 
 def archived_facts(spark: SparkSession, root: str, namespace: str, topic: str, ttl_ms: int | None) -> TopicFacts:
-    """Return the facts that an archive alone has of a topic: of its last generation, since the last gap.
+    """Return the facts that an archive alone has of a topic: of its last generation.
 
     Raises:
       CommandFailed: the archive does not have the topic, or its time to live is not known.
     """
-    entries = _entries(spark, root, namespace, topic)
-    if not entries:
+    table = _table(spark, root, namespace, topic)
+    generations = [] if table is None else table.generations()
+    if table is None or not generations:
         raise CommandFailed(f"the archive {root} has no messages of {namespace}:{topic}", code=Exit.NOT_FOUND)
     if ttl_ms is None:
         raise CommandFailed("an archive does not record the time to live", hint="give it: --ttl 7d", code=Exit.USAGE)
-    generation = max(entry.generation for entry in entries)
-    ranges = covered(entry for entry in entries if entry.generation == generation)
-    gaps = f"the archive has {len(ranges) - 1} gaps: figures cover only its messages" if len(ranges) > 1 else ""
-    start = ranges[-1].start
-    return TopicFacts(f"{namespace}:{topic}", generation, ttl_ms, time_of(start), not any(start), {}, gaps)
+    start_ms = table.start_ms(generations[-1])
+    return TopicFacts(f"{namespace}:{topic}", generations[-1], ttl_ms, start_ms, start_ms == 0, {}, "")
 
 
 def archive_ranges(spark: SparkSession, root: str, facts: TopicFacts) -> tuple[list[tuple[int, int]], bool]:
     """Return the publish times that an archive holds of a topic's generation; True if they start at its beginning."""
-    namespace, _, topic = facts.topic.partition(":")
-    entries = [each for each in _entries(spark, root, namespace, topic) if each.generation == facts.generation]
-    ranges = covered(entries)
-    return [(time_of(each.start), time_of(each.end)) for each in ranges], bool(ranges) and not any(ranges[0].start)
+    table = _table(spark, root, *facts.topic.split(":"))
+    if table is None or facts.generation not in table.generations():
+        return [], False
+    start_ms = table.start_ms(facts.generation)
+    return [(start_ms, time_of(table.end(facts.generation)))], start_ms == 0
 
 
-def _entries(spark: SparkSession, root: str, namespace: str, topic: str) -> list[Manifest]:
-    return load_manifests(open_files(root, lambda: spark), topic_folder(namespace, topic))
+def _table(spark: SparkSession, root: str, namespace: str, topic: str) -> TopicTable | None:
+    return TopicTable.open(open_files(root, lambda: spark), namespace, topic)
 
 
 # --- outcomes --------------------------------------------------------------------------------------
