@@ -13,11 +13,13 @@ from actors.settings import ReplicationConfig
 from broker.replication import copy_findings
 from storage.replication.measured import MeasuredObjects, PutTimes
 from storage.replication.protocol import Verdict
+from storage.replication.segment import ASYNC
 from tests.storage.replication.objects import MemoryObjects
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS
 WELL = CopyStatus(
+    mode=ASYNC,
     epoch=3,
     last=70,
     counted=70,
