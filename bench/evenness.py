@@ -181,7 +181,9 @@ class _Conditions:
             for mine, load in zip(asked, loads, strict=True):
                 result = load.enough()
                 messages = sum(limit for limit, _ in mine[: result["requests"]])
-                noted["beside it"] = noted.get("beside it", 0.0) + messages / result["seconds"]
+                # A reader that got no answer in a short round has no time either.
+                rate = messages / result["seconds"] if messages else 0.0
+                noted["beside it"] = noted.get("beside it", 0.0) + rate
 
     @contextmanager
     def copy(self, ours: Daemon) -> Iterator[dict[str, float]]:
