@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.page import Page
     from plainsong.protocol.topic.reading import Paging
 
-#: No item has a time to live of its own.
-NO_EXPIRIES: Mapping[int, int] = MappingProxyType({})
 #: No item has attributes.
 NONE: Mapping[int, Mapping[str, str]] = MappingProxyType({})
 #: Bytes at which an open chunk is sealed: large enough to slice well, small enough to drop finely.

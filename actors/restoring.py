@@ -75,8 +75,6 @@ EPOCHS = 1_000_000
 #: Topics whose metadata rows are cached: a copy reads them once for each kind.
 _KEPT_TOPICS = 64
 _LAST_SEQUENCE_ID = SEQUENCES_PER_MS - 1
-#: The number of rows that a scan feeds at once.
-_CHUNK_ROWS = 1000
 #: Kinds of a topic's rows that a restore creates.
 _MADE = (HIGH_WATER, POINTER, PRODUCER, PRODUCERS)
 

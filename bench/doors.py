@@ -1,4 +1,4 @@
-"""Cost of the HTTP layer alone: an empty response from the lane, and from a bare ASGI application on hypercorn.
+"""Cost of the HTTP layer alone: an empty response from the listener, and from a bare ASGI application on hypercorn.
 
     python -m bench.doors [--requests 20000] [--connections 1,16,64]
 
@@ -54,13 +54,13 @@ async def bare(scope: Any, receive: Any, send: Any) -> None:
 
 
 def empty(request: Request, answered: Answered) -> None:
-    """The lane's handler: answer 200 without a body."""
+    """The listener's handler: answer 200 without a body."""
     del request
     answered(Answer(200))
 
 
-def serve_lane(told: Connection) -> None:
-    """Serve the lane with the handler ``empty`` on a free port, and send the port."""
+def serve_listener(told: Connection) -> None:
+    """Serve the listener with the handler ``empty`` on a free port, and send the port."""
 
     async def main() -> None:
         settings = HttpConfig()
@@ -113,14 +113,14 @@ def measure(port: int, connections: int, requests: int, *more: str) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The lane's empty answer beside a bare ASGI application.")
+    parser = argparse.ArgumentParser(description="The listener's empty answer beside a bare ASGI application.")
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--connections", default="1,16,64")
     args = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
     ports = {}
     processes = []
-    for name, target in (("lane", serve_lane), ("bare", serve_bare)):
+    for name, target in (("listener", serve_listener), ("bare", serve_bare)):
         ours, theirs = spawn.Pipe()
         process = spawn.Process(target=target, args=(theirs,), daemon=True)
         process.start()
@@ -128,12 +128,12 @@ def main() -> None:
         processes.append(process)
         ports[name] = ours.recv()
     for connections in map(int, args.connections.split(",")):
-        lane = measure(ports["lane"], connections, args.requests, "--body-size", "100")
+        listener = measure(ports["listener"], connections, args.requests, "--body-size", "100")
         bare_rate = measure(ports["bare"], connections, max(1000, args.requests // 8), "--body-size", "100")
-        ratio = lane["requests_per_s"] / bare_rate["requests_per_s"]
-        for name, result in (("lane", lane), ("bare", bare_rate)):
+        ratio = listener["requests_per_s"] / bare_rate["requests_per_s"]
+        for name, result in (("listener", listener), ("bare", bare_rate)):
             print(json.dumps({"server": name, **result}))
-        print(json.dumps({"connections": connections, "lane_over_bare": round(ratio, 2)}))
+        print(json.dumps({"connections": connections, "listener_over_bare": round(ratio, 2)}))
     for process in processes:
         process.terminate()
         process.join()

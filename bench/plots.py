@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bench.rounds import Row, Section
 
 #: Sides of the publish plot, from the slowest server to the fastest kind of write.
-_SIDES = ("bare", "plainsong", "lane", "raw request", "raw group")
+_SIDES = ("bare", "plainsong", "listener", "raw request", "raw group")
 
 
 def draw(directory: Path, sections: Sequence[Section]) -> dict[str, str]:

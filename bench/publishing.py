@@ -1,4 +1,4 @@
-"""Publishing, compared with raw plyvel, a bare ASGI response and the lane's empty one."""
+"""Publishing, compared with raw plyvel, a bare ASGI response and the listener's empty one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from actors.settings import CommitConfig
 from bench import bodies
 from bench.daemon import Daemon, daemon
-from bench.doors import serve_bare, serve_lane
+from bench.doors import serve_bare, serve_listener
 from bench.generator import run_load
 from bench.raw import TOPIC, RawStore, raw_store
 from bench.rounds import Row, Section, Spread, in_turns
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bench.servers import Server
 
 SAYS = """Messages a second, each acknowledged after it was synced. *Bare* is an ASGI application on hypercorn's trio
-worker that reads the same request and answers without doing anything; *lane* is the daemon's own listener with an empty
+worker that reads the same request and answers without doing anything; *listener* is the daemon's own listener with an empty
 handler. *Raw* is plyvel alone, one thread, with prepared rows: a synced batch per request, and per group of as many
 requests as there are connections (within `commit.max_bytes`)."""
 
@@ -29,7 +29,7 @@ requests as there are connections (within `commit.max_bytes`)."""
 def measure_publishing(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
     """Measure every combination, each with a new daemon and a new raw store."""
     section = Section("publish", "Publishing", SAYS)
-    with server(serve_bare) as bare, server(serve_lane) as lane:
+    with server(serve_bare) as bare, server(serve_listener) as listener:
         for size in profile.message_bytes:
             for messages in profile.messages:
                 for connections in profile.connections:
@@ -38,7 +38,7 @@ def measure_publishing(profile: Profile, scratch: Path, say: Callable[[str], Non
                     home.mkdir()
                     with daemon(home / "data") as ours, raw_store(home / "raw") as raw:
                         ours.create(TOPIC)
-                        row = cell.measure(ours, bare, lane, raw)
+                        row = cell.measure(ours, bare, listener, raw)
                     section.rows.append(row)
                     ratios = "  ".join(f"{k} {v.median:.2f}" for k, v in row.values.items() if k.startswith("÷"))
                     rate = row.values["plainsong"].median
@@ -57,13 +57,13 @@ class _Cell:
         self._request = bodies.publish(TOPIC, messages, size)
         self._p99_ms: list[float] = []
 
-    def measure(self, ours: Daemon, bare: Server, lane: Server, raw: RawStore) -> Row:
+    def measure(self, ours: Daemon, bare: Server, listener: Server, raw: RawStore) -> Row:
         seconds, group = self._profile.seconds, self._group()
         found = in_turns(
             {
                 "plainsong": lambda: self._rate(ours.port, ours=True),
                 "bare": lambda: self._rate(bare.port),
-                "lane": lambda: self._rate(lane.port),
+                "listener": lambda: self._rate(listener.port),
                 "raw request": lambda: raw.write(self._messages, self._size, 1, seconds),
                 "raw group": lambda: raw.write(self._messages, self._size, group, seconds),
             },

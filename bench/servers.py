@@ -1,4 +1,4 @@
-"""Servers for comparison, each in its own process: the lane with an empty handler, bare ASGI, waiting ASGI."""
+"""Servers for comparison, each in its own process: the listener with an empty handler, bare ASGI, waiting ASGI."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve as hypercorn_serve
 
-from bench.doors import live, serve_bare, serve_lane
+from bench.doors import live, serve_bare, serve_listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
-__all__ = ["Server", "serve_bare", "serve_lane", "serve_waiting", "server"]
+__all__ = ["Server", "serve_bare", "serve_listener", "serve_waiting", "server"]
 
 
 @dataclass(frozen=True, slots=True)

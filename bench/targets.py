@@ -90,9 +90,9 @@ TARGETS = (
         _single(16),
     ),
     Target(
-        "single durable publishes ÷ the lane's own empty answer, from 64 connections on",
+        "single durable publishes ÷ the listener's own empty answer, from 64 connections on",
         "publish",
-        "÷ lane",
+        "÷ listener",
         ">=",
         0.4,
         _single(64),

@@ -16,7 +16,7 @@ import trio
 
 from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
 from broker.command.copy import CopyReport
-from broker.command.options import leaves, load_settings, time_ms, until_ctrl_c
+from broker.command.options import leaves, load_settings, parse_topic, time_ms, until_ctrl_c
 from broker.command.replica import check_copy, restore_from, show_bases
 from broker.replication import open_for_backups
 from broker.stores import StoreUrl, open_named
@@ -28,7 +28,7 @@ from plainsong.cli.connection import where_options
 from plainsong.cli.options import Length, show_time
 from plainsong.cli.output import counted, echo_json, note, show_bytes, show_count
 from plainsong.protocol.errors import InvalidName, NotFound, PlainsongError
-from plainsong.protocol.names import TopicName, topic_name
+from plainsong.protocol.names import TopicName
 from plainsong.protocol.paging import pages
 from storage.backup.files import LocalFiles, StoredFiles
 from storage.backup.folder import BackupFolder, DamagedManifest, HoldsCopy, Verified, objects_of
@@ -218,7 +218,7 @@ class Making:
             "newBytes": self._new_bytes,
         }
 
-    def _topic(self, topic: Mapping[str, Any]) -> dict[str, Any] | None:
+    def topic_of(self, topic: Mapping[str, Any]) -> dict[str, Any] | None:
         """Read a topic, and return its entry for the manifest; None if the topic is left out."""
         name = f"{topic['namespace']}:{topic['topic']}"
         objects, line = self._pages(name)
@@ -483,8 +483,8 @@ def restore(
     settings = load_settings(file, None, None, ()).config.storage.hbase
     try:
         url = StoreUrl.parse(target, settings.table_prefix)
-        chosen = tuple(sorted({_topic(each) for each in topics})) or None
-        name = None if renamed is None else _topic(renamed)
+        chosen = tuple(sorted({parse_topic(each) for each in topics})) or None
+        name = None if renamed is None else parse_topic(renamed)
     except (ValueError, InvalidName) as error:
         raise CommandFailed(str(error), code=Exit.USAGE) from error
     if name is not None and len(chosen or ()) != 1:
@@ -617,11 +617,6 @@ def _exit_of(error: BaseException) -> Exit | None:
     if isinstance(error, DamagedObject | StoresDiffer | Deposed | OSError):
         return Exit.FAILED
     return Exit.UNAVAILABLE if isinstance(error, StoreError) else None
-
-
-def _topic(text: str) -> TopicName:
-    namespace, colon, topic = text.partition(":")
-    return topic_name(namespace, topic) if colon else topic_name("default", text)
 
 
 def _now_ms() -> int:

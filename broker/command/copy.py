@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from broker.command.options import leaves, load_settings, until_ctrl_c
+from broker.command.options import leaves, load_settings, parse_topic, until_ctrl_c
 from broker.stores import StoreUrl, open_named, open_to_look
 from broker.tls import FileUnusable
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, json_option
 from plainsong.cli.output import echo_json, show_bytes, show_count
 from plainsong.protocol.errors import InvalidName, PlainsongError
-from plainsong.protocol.names import TopicName, topic_name
 from storage.base import Deposed, StoreUnusable
 from storage.copying import CopyRequest, CopyRun, StoresDiffer, refuse_differences
 
@@ -75,7 +74,7 @@ def copy(
     settings = config.storage.hbase
     try:
         urls = [StoreUrl.parse(each, settings.table_prefix) for each in (source, target)]
-        asked = CopyRequest(str(urls[0]), tuple(sorted({_topic(each) for each in topics})) or None)
+        asked = CopyRequest(str(urls[0]), tuple(sorted({parse_topic(each) for each in topics})) or None)
     except (ValueError, InvalidName) as error:
         raise CommandFailed(str(error), code=Exit.USAGE) from error
     if urls[0] == urls[1]:
@@ -94,11 +93,6 @@ def copy(
             if isinstance(leaf, KeyboardInterrupt):
                 raise leaf from None
         raise
-
-
-def _topic(text: str) -> TopicName:
-    namespace, colon, topic = text.partition(":")
-    return topic_name(namespace, topic) if colon else topic_name("default", text)
 
 
 async def _copy(

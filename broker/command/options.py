@@ -15,11 +15,13 @@ import trio
 from broker.config import ConfigError, LoadedConfig, load_config
 from broker.config.exposure import refusals
 from plainsong.cli.command import CommandFailed, Exit
+from plainsong.protocol.names import topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from broker.config import Config
+    from plainsong.protocol.names import TopicName
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _OPTIONS = (
@@ -34,6 +36,12 @@ _OPTIONS = (
         "--set", "sets", metavar="NAME=VALUE", multiple=True, help="Set any setting, e.g. log.access=true. Repeatable."
     ),
 )
+
+
+def parse_topic(text: str) -> TopicName:
+    """Parse ``NAMESPACE:TOPIC``, or a topic of the namespace ``default``. Raises InvalidName."""
+    namespace, colon, topic = text.partition(":")
+    return topic_name(namespace, topic) if colon else topic_name("default", text)
 
 
 def setting_options(command: F) -> F:

@@ -45,7 +45,7 @@ def test_publishing_covers_its_matrix(report):
     wanted = {(m, b, c) for m in QUICK.messages for b in QUICK.message_bytes for c in QUICK.connections}
     assert cells == wanted
     for row in rows:
-        assert {"÷ bare", "÷ lane", "÷ raw request", "÷ raw group"} <= row["values"].keys()
+        assert {"÷ bare", "÷ listener", "÷ raw request", "÷ raw group"} <= row["values"].keys()
 
 
 def test_readers_far_behind_walk_from_page_to_page_and_request_none_twice():

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import reduce
-from itertools import groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pyspark.sql import functions as sf
@@ -213,15 +212,6 @@ def load_manifests(files: Files, under: str = "") -> list[Manifest]:
         if now == texts.keys() and None not in texts.values():
             return [parse_manifest(text or b"", path.rpartition("/")[0]) for path, text in texts.items()]
     raise CommandFailed(f"the archive below {files.url(under)} kept changing while it was read", code=Exit.UNAVAILABLE)
-
-
-def pieces_of(entries: Iterable[Manifest]) -> list[Piece]:
-    """Return the pieces to read, over all topics and generations."""
-
-    def log(entry: Manifest) -> tuple[str, str, int]:
-        return entry.namespace, entry.topic, entry.generation
-
-    return [piece for _, group in groupby(sorted(entries, key=log), log) for piece in pieces(group)]
 
 
 def within(found: Iterable[Piece], start: bytes | None, end: bytes | None) -> list[Piece]:
