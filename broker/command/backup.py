@@ -218,7 +218,7 @@ class Making:
             "newBytes": self._new_bytes,
         }
 
-    def topic_of(self, topic: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _topic(self, topic: Mapping[str, Any]) -> dict[str, Any] | None:
         """Read a topic, and return its entry for the manifest; None if the topic is left out."""
         name = f"{topic['namespace']}:{topic['topic']}"
         objects, line = self._pages(name)
