@@ -28,6 +28,7 @@ from storage.pace import Pace, paced_rows
 from storage.replication.bases import BASES, FORMAT_NAME, MANIFEST, PART_BYTES, Parts, encode_format
 from storage.replication.carry import ObjectStoreRefused, carry_out, ignore
 from storage.replication.conditions import check_replacement
+from storage.replication.counted_store import TORN, TORN_HINT
 from storage.replication.measured import MeasuredObjects, PutTimes
 from storage.replication.notices import log_name
 from storage.replication.outbox import Unsent, commit_of, operations_of
@@ -171,7 +172,7 @@ class SecondCopy:
           StoreUnusable, StoreError, DamagedLog: it cannot be read or written.
         """
         restarted = self._outbox.restart()
-        found = await in_thread(read_record, self._directory)
+        found = await in_thread(read_record, self._directory, max_wait_s=inf)
         self._run = secrets.token_bytes(RUN_BYTES)
         # Noted before the first write to the log, so that every later start recognizes this run's objects.
         first = found or Record(secrets.token_hex(16))
@@ -295,10 +296,7 @@ class SecondCopy:
         async with trio.open_nursery() as uploads:
             while True:
                 if self._outbox.is_torn:
-                    raise StoreError(
-                        "the disk did not take a commit that was sent to the second copy already",
-                        hint="the next start takes the commit from there",
-                    )
+                    raise StoreError(TORN, hint=TORN_HINT)
                 await self._close_segments(uploads)
                 if not self._under_way:
                     if self._outbox.lost:
@@ -354,11 +352,11 @@ class SecondCopy:
         await self._patiently(lambda: self._do(store(upload)))
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Retry while the object store refuses access: credentials may be renewed, or rights restored."""
+        """Retry while the object store refuses access, or the disk a note: rights and space may return."""
         while True:
             try:
                 return await call()
-            except ObjectStoreRefused as error:
+            except (ObjectStoreRefused, StoreUnusable) as error:
                 self._failed(error.detail)
                 await trio.sleep(REFUSED_PAUSE_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Table
@@ -132,7 +133,7 @@ class RowReader:
                 take(found)
 
         async def look(page: list[ScannedRow]) -> bool:
-            await in_thread(run, page)
+            await in_thread(run, page, max_wait_s=inf)
             return True
 
         wanted = ScanRange(self._tables[table], hashed(start), _hashed_stop(prefix, stop))
@@ -224,7 +225,7 @@ async def _take(page: list[ScannedRow], rows_of: Callable[[ScannedRow], Iterator
 
     if sum(len(value) for found in page for value in found.columns.values()) < _THREAD_BYTES:
         return run()
-    return await in_thread(run)
+    return await in_thread(run, max_wait_s=inf)
 
 
 class ChunkedRows:

@@ -97,6 +97,12 @@ class PendingAnswers:
         if bug is not None:
             raise bug
 
+    def withdraw(self, completed: Callable[[Exception | None], object], last: int) -> None:
+        """Forget an answer that waits, and complete those that only waited behind it. Idempotent."""
+        if any(each.completed is completed for each in self._waiting):
+            self._waiting = deque(each for each in self._waiting if each.completed is not completed)
+            self.advance(self._counted, last)
+
     def close(self, why: str) -> None:
         """Complete all answers, and all later ones, with NotCounted: their commits may count later. Idempotent."""
         self._closed = self._closed or why

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from plainsong.protocol.effects import Table
+from storage.base import StoreUnusable
 from storage.leveldb.store import LevelDBStore
 from storage.replication.answers import CopyUnavailable, NotCounted, PendingAnswers
 from storage.replication.outbox import Outbox
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from storage.base import Claim, Row
     from storage.directory import DataDirectory
+    from storage.leveldb.operations import PendingWrite
     from storage.leveldb.options import LevelDBOptions
     from storage.leveldb.shipping import Shipper
     from storage.leveldb.store import LevelDBView
 
 NO_BASE = "the second copy has no complete base yet"
+TORN = "the disk did not take a commit that was sent to the second copy already"
+TORN_HINT = "the next start takes the commit from there"
 
 
 class CountingOutbox(Outbox):
@@ -54,6 +58,18 @@ class CountingOutbox(Outbox):
         if number < self.last:
             self.is_torn = True
             self.on_full()
+        else:
+            self.newest = number  # the batch that failed will not become visible
+
+    def opened(self, number: int) -> None:
+        """See ``Shipper.opened``.
+
+        Raises:
+          StoreUnusable: a commit that the disk did not take was sent; its number must not be used again.
+        """
+        if self.is_torn:
+            raise StoreUnusable(TORN, hint=TORN_HINT)
+        super().opened(number)
 
     def progressed(self, logged: int | None, counted: int | None) -> None:
         """See ``Outbox.progressed``."""
@@ -81,8 +97,13 @@ class CountingOutbox(Outbox):
         if self.answers.oldest_s is not None:
             self.on_full()  # a commit may have become complete since it was handed over
 
-    async def until_counted(self, number: int) -> Exception | None:
-        """Return once a commit counts: None; or NotCounted, after ``timeout_s`` at most."""
+    async def until_counted(self, number: int, *, for_read: bool = False) -> Exception | None:
+        """Return once a commit counts: None; or NotCounted, after ``timeout_s`` at most.
+
+        Args:
+          for_read: leave nothing behind after that time, or when cancelled: the commit that a read may have seen may
+            never be made, and an answer that waits for it would then refuse all changes.
+        """
         found: list[Exception | None] = []
         over = trio.Event()
 
@@ -91,8 +112,12 @@ class CountingOutbox(Outbox):
             over.set()
 
         self.answer(number, completed)
-        with trio.move_on_after(self.timeout_s):
-            await over.wait()
+        try:
+            with trio.move_on_after(self.timeout_s):
+                await over.wait()
+        finally:
+            if for_read:
+                self.answers.withdraw(completed, self.last)
         return found[0] if found else NotCounted(f"the object store has not answered for {self.timeout_s:g} s")
 
 
@@ -124,6 +149,11 @@ class CountedStore(LevelDBStore):
     ) -> None:
         """See ``Store.begin``. ``while_syncing`` is not called."""
         super().begin(commit, partial(self._durable, completed), claim=claim)
+
+    def _written(self, done: PendingWrite) -> None:
+        super()._written(done)
+        # A batch may have waited for its changes in sealed volumes; the keeper has made them now.
+        self._outbox.on_full()
 
     def _durable(self, completed: Callable[[Exception | None], object], failed: Exception | None) -> None:
         if failed is None:
@@ -157,7 +187,7 @@ class CountedStore(LevelDBStore):
         newest = self._outbox.newest
         if not self._outbox.answers.may_show(newest):
             self._refuse_if_late()
-            failed = await self._outbox.until_counted(newest)
+            failed = await self._outbox.until_counted(newest, for_read=True)
             if failed is not None:
                 why = failed.detail if isinstance(failed, NotCounted) else str(failed)
                 raise CopyUnavailable(why, hint="it would show a commit that may be lost; retry")

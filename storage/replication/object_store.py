@@ -13,6 +13,7 @@ import os
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
@@ -248,7 +249,7 @@ class ObjectStore:
         A cancelled caller leaves the thread to itself: for the protocol that is a lost answer, like any other.
         """
         with trio.move_on_after(GIVE_UP * self._timeout_s):
-            return await in_thread(call, abandon_on_cancel=True, limiter=self._calls)
+            return await in_thread(call, abandon_on_cancel=True, limiter=self._calls, max_wait_s=inf)
         raise ObjectStoreUnavailable(f"{doing}: no answer")
 
 

@@ -14,7 +14,7 @@ from actors.restoring_copy import replay
 from actors.second_copy import SecondCopy
 from actors.settings import ReplicationConfig
 from plainsong.protocol.effects import put_one
-from storage.base import StoreError, read_rows
+from storage.base import StoreError, StoreUnusable, read_rows
 from storage.leveldb import LevelDBStore
 from storage.leveldb.engine.newest_log import NewestLog
 from storage.replication import carry
@@ -183,6 +183,37 @@ async def test_an_object_store_that_does_not_answer_in_time_leaves_the_outcome_u
         assert await store.get(METADATA, b"row") == b"value"
         await store.write([message(3)], claim=await store.claim(NAME))
         assert await store.get(MESSAGE, key(2)) is None
+
+
+async def test_a_read_that_was_given_up_refuses_no_later_change(tmp_path, objects):
+    async with opened(tmp_path / "data", objects) as (store, _):
+        outbox = store._outbox
+        outbox.numbered(outbox.last + 1)  # a batch is about to be written
+        async with trio.open_nursery() as reading:
+            reading.start_soon(store.get, METADATA, b"row")
+            await until(lambda: outbox.answers.oldest_s is not None)
+            reading.cancel_scope.cancel()
+        assert outbox.answers.oldest_s is None
+        outbox.write_failed(outbox.last)
+        assert await store.get(METADATA, b"row") is None
+        await store.write([message(1)], claim=None)
+
+
+async def test_a_store_whose_disk_lost_a_commit_that_was_sent_is_not_opened_again(tmp_path, objects):
+    async with opened(tmp_path / "data", objects) as (store, _):
+        store._outbox.is_torn = True
+        with pytest.raises(StoreUnusable, match="sent to the second copy"):
+            store._outbox.opened(store._outbox.last)
+        store._outbox.is_torn = False
+
+
+async def test_a_commit_is_looked_at_again_once_its_changes_in_sealed_volumes_are_made(tmp_path, objects):
+    async with opened(tmp_path / "data", objects) as (store, _):
+        await store.write([message(1)], claim=None)
+        looks, look = [], store._outbox.on_full
+        store._outbox.on_full = lambda: (looks.append(len(store._outbox.answers._waiting)), look())
+        await store.discard(MESSAGE, [key(1)])
+        assert len(looks) == 2  # when it was handed over, and when it was done
 
 
 async def test_nothing_is_acknowledged_before_the_first_base_is_complete(tmp_path, objects):
