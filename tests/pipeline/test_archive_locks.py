@@ -49,6 +49,10 @@ class Disk(LocalFiles):
     def discard(self, path):
         self._at(path).unlink(missing_ok=True)
 
+    def modified_ms(self, folder):
+        at = self._at(folder)
+        return max(each.stat().st_mtime_ns for each in (at, *at.iterdir())) // 1_000_000
+
 
 @pytest.fixture
 def disk(tmp_path):

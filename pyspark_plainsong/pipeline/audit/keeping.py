@@ -266,7 +266,7 @@ def write_part(rows: DataFrame, table: Table, root: Path, folder: str, *, level:
     if not sizes:
         disk.remove(where)
         return None
-    disk.settle(where)
+    disk.settle([f"{where}/{name}" for name in sizes])
     return Part(table.name, where, tuple(sizes), sum(counts.values()), sum(sizes.values()), level)
 
 
