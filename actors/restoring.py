@@ -388,9 +388,7 @@ class RestoredStore(SpawnsWrites):
         # A renamed topic may replace an earlier topic of its new name.
         before = topic_of(topic.old)[0]
         floor_ms = max(self._now_ms, *(self._given_ms.get(name, 0) for name in (topic.name, before)))
-        rows = _settled(state, found, topic.generation, floor_ms)
-        was_chained = state.chain is not None or (state.metadata is not None and state.metadata.chain_end is not None)
-        return _says_restored(state, rows) if was_chained else rows
+        return restored_rows(state, found, topic.generation, floor_ms)
 
     def _kept_about(self, topic: _Topic) -> list[Row]:
         """Return the topic's metadata rows in the backup, except void ones. Call in a thread."""
@@ -603,6 +601,13 @@ def _settled(state: TopicState, found: list[Row], generation: int, now_ms: int) 
         if key in before:
             rows[key] = before[key]
     return sorted(rows.items())
+
+
+def restored_rows(state: TopicState, found: list[Row], generation: int, now_ms: int) -> list[Row]:
+    """Return the metadata rows of a loaded topic after a restore at ``now_ms``."""
+    rows = _settled(state, found, generation, now_ms)
+    was_chained = state.chain is not None or (state.metadata is not None and state.metadata.chain_end is not None)
+    return _says_restored(state, rows) if was_chained else rows
 
 
 def _says_restored(state: TopicState, rows: list[Row]) -> list[Row]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from actors.lease import LeaseKeeper
 from plainsong.protocol.effects import Table
 from storage.base import StoreError, StoreUnusable
 from storage.leveldb.shipping import NO_COMMIT
@@ -33,7 +34,9 @@ from storage.replication.measured import MeasuredObjects, PutTimes
 from storage.replication.notices import log_name
 from storage.replication.outbox import Unsent, commit_of, operations_of
 from storage.replication.protocol import (
+    BucketWentBack,
     DirectoryBehind,
+    Foreign,
     OwnDirectory,
     Reign,
     ReignOver,
@@ -120,10 +123,12 @@ class SecondCopy:
         now_ms: Callable[[], int],
         *,
         base_bytes_per_s: int = 0,
+        holder: str = "",
     ) -> None:
         """Args:
         directory: of the store.
         base_bytes_per_s: ``backup.bytes_per_s``; 0: no limit, except for the pauses.
+        holder: the name of this machine, for people.
         """
         self.puts = PutTimes()
         """How long the object store takes for a write."""
@@ -133,6 +138,7 @@ class SecondCopy:
         self._directory = directory
         self._settings = settings
         self._base_bytes_per_s = base_bytes_per_s
+        self._holder = holder
         self._interval_s = settings.interval_ms / 1000
         self._mode = SYNC if settings.mode == "sync" else ASYNC
         self._now_ms = now_ms
@@ -158,6 +164,15 @@ class SecondCopy:
         self._note_at_s = 0.0
         self._loop = trio.lowlevel.current_trio_token()
         outbox.on_full = self._wake_from_thread
+        #: The sign of life for standbys. While it does not hold, commits must not be acknowledged.
+        self.lease = LeaseKeeper(
+            objects,
+            period_s=settings.lease_s,
+            allows_standby=settings.standby == "allowed",
+            # With ``sync``, no commit is acknowledged before it counts.
+            is_needed=self._mode == ASYNC,
+            counted=lambda: None if self._reign is None else self._reign.counted,
+        )
 
     # --- for the daemon --------------------------------------------------------------------------
 
@@ -171,12 +186,12 @@ class SecondCopy:
           Unconditional: the object store cannot fence.
           StoreUnusable, StoreError, DamagedLog: it cannot be read or written.
         """
-        restarted = self._outbox.restart()
+        restarted, begun_s = self._outbox.restart(), self.lease.clock_s
         found = await in_thread(read_record, self._directory, max_wait_s=inf)
         self._run = secrets.token_bytes(RUN_BYTES)
         # Noted before the first write to the log, so that every later start recognizes this run's objects.
         first = found or Record(secrets.token_hex(16))
-        await self._note(lambda _: first.started(self._run))
+        await self._note(lambda _: replace(first.started(self._run), shift=self._outbox.shift))
         record = self._record
         if self._reign is None and self._objects.can_exchange:
             await self._check_replacement()
@@ -186,14 +201,16 @@ class SecondCopy:
         since = unsent.entries[0][0] - 1 if unsent.entries else restarted.last
         own = OwnDirectory(restarted.last, frozenset(record.runs), since, applies=self._reign is None)
         known, leased = record.known_epoch, self._objects.can_exchange
-        steps = take_over(self._run, record.place, known=known, leased=leased, directory=own)
+        steps = take_over(self._run, record.place, known=known, leased=leased, directory=own, holder=self._holder)
         place = await self._do(steps, self._apply)
+        self.lease.began(place.epoch, self._run, self._holder, begun_s)
         if place.commit is not None and place.commit > restarted.last:
             restarted = self._outbox.restart()
         has_base = place.commit is not None and record.base is not None
         self._is_given_up = place.commit is None and record.base is not None
         await self._note(lambda record: replace(record.at(place, self._run), base=record.base if has_base else None))
-        mode = self._mode
+        # Until the rules of a restore are applied, another process that takes over must apply them too.
+        mode = self._mode if record.settle is None else ASYNC
         self._reign = reign = Reign(place, self._run, mode, has_base=has_base)
         self._outbox.progressed(reign.logged, None)
         self._unmade = restarted.unmade
@@ -203,7 +220,7 @@ class SecondCopy:
             time_ms, after = self._now_ms(), place.commit
             commits = await self._store.run_reader(lambda tables: unsent.commits(tables, after, time_ms))
             await self._upload(reign.cut(after + 1, commits))
-        if mode == ASYNC and not reign.says_mode:
+        if not reign.says_mode:
             # A process that takes over goes by the mode in the log, so the log must have it before the first answer.
             await self._upload(reign.announce(self._now_ms()))
         self._outbox.progressed(reign.logged, reign.counted)
@@ -223,7 +240,8 @@ class SecondCopy:
         after = record.place.commit
         if self._reign is not None or after is None:
             return Unsent(())
-        return await self._store.run_reader(lambda tables: Unsent.of(tables, after, UNSENT_BYTES))
+        shift = self._outbox.shift
+        return await self._store.run_reader(lambda tables: Unsent.of(tables, after, UNSENT_BYTES, shift))
 
     async def run(self) -> None:
         """Ship until ``finish``.
@@ -235,6 +253,7 @@ class SecondCopy:
             while True:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._make_bases)
+                    nursery.start_soon(self.lease.run, self._look)
                     await self._ship()
                     nursery.cancel_scope.cancel()
                 if self._is_finishing:
@@ -251,6 +270,44 @@ class SecondCopy:
         self._is_finishing = True
         self._woken.set()
         await self._finished.wait()
+
+    async def hand_over(self) -> None:
+        """End the epoch by a clean seal, after ``finish``, and make the directory a standby's.
+
+        Raises:
+          Foreign, ReignOver: another process has taken over already.
+          StoreError, StoreUnusable, DamagedLog: it is not known whether there is a seal.
+        """
+        self.lease.close()
+        record, reign = self._record, self._now
+        own = OwnDirectory(self._outbox.last, frozenset(record.runs), self._outbox.last)
+        known, leased, holder = record.known_epoch, self._objects.can_exchange, self._holder
+        run = secrets.token_bytes(RUN_BYTES)
+        await self._note(lambda record: record.started(run))
+        ended = take_over(
+            run, reign.place, known=known, leased=leased, directory=own, holder=holder, clean=reign.counted is not None
+        )
+        place = await self._do(ended)
+        await self.lease.release(place.epoch, run)
+        await self._note(lambda record: replace(record.at(place, run), standby=True, shift=0))
+        log.info("the log is handed over", extra={"epoch": reign.epoch, "commit": place.commit})
+
+    async def settled(self) -> None:
+        """Note that the rules of a restore have been applied. Raises StoreUnusable."""
+        last = self._outbox.last
+        while (self._now.logged or 0) < last:
+            await self._progress.wait()
+        self._now.mode = self._mode
+        await self._note(lambda record: replace(record, settle=None))
+
+    async def recorded(self) -> None:
+        """Note that the directory's events are in the audit."""
+        await self._note_if_possible(lambda record: replace(record, events=()))
+
+    @property
+    def record(self) -> Record:
+        """What the directory notes."""
+        return self._record
 
     @property
     def error(self) -> str:
@@ -376,7 +433,11 @@ class SecondCopy:
                 raise DirectoryBehind(f"the log has commit {number}, and this directory ends at {last}")
 
     async def _do(self, steps: Steps[T], apply: Callable[[Segment], Awaitable[object]] = ignore) -> T:
-        found = await carry_out(self._objects, steps, apply, failed=self._failed)
+        try:
+            found = await carry_out(self._objects, steps, apply, failed=self._failed)
+        except (ReignOver, Foreign, BucketWentBack):
+            self.lease.close()
+            raise
         if self._error:
             log.info("the object store responds again")
         self._error = ""
@@ -398,6 +459,7 @@ class SecondCopy:
             return
         self._error = ""
         if found is not None:
+            self.lease.close()
             raise ReignOver(f"another process has ended epoch {place.epoch}")
 
     @property
@@ -430,7 +492,7 @@ class SecondCopy:
     def _at_place(self, record: Record) -> Record:
         """Return the record at the place up to which the log is stored, once the directory has everything before it."""
         place, here = self._now.logged_place, self._store.number
-        if place.commit is not None and (here is None or here < place.commit):
+        if place.commit is not None and (here is None or here + self._outbox.shift < place.commit):
             return record
         return record.at(place, self._run)
 
@@ -464,7 +526,7 @@ class SecondCopy:
         finally:
             with trio.CancelScope(shield=True):
                 await view.aclose()
-        base = parts.manifest(view.number, self._now_ms())
+        base = parts.manifest(view.number + self._outbox.shift, self._now_ms())
         while (self._now.logged or 0) < base.until:
             await self._progress.wait()
         await self._put(Upload(0, f"{base.folder}/{MANIFEST}", base.encode()))

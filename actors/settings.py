@@ -210,6 +210,36 @@ class ReplicationConfig:
         low=0,
         high=CENTURY_S,
     )
+    role: str = choice(
+        "primary",
+        "What a new data directory becomes. primary: the store that is copied. standby: it follows the copy of another "
+        "daemon, serves nothing, and can take over. A directory that has a copy keeps its role.",
+        "primary",
+        "standby",
+    )
+    lease_s: float = seconds(
+        10.0,
+        "A standby takes over if the primary has not renewed its lease for this time, which it does three times as often; "
+        'without a renewal for this time, a primary with mode = "async" and standby = "allowed" stops acknowledging. 0: a standby takes over only by hand.',
+        small="a short outage of the object store stops the service, or makes a standby take over",
+        large="the service is away that long after the loss of a machine",
+        low=0,
+        high=3_600,
+    )
+    standby: str = choice(
+        "never",
+        "Whether other daemons may follow this one as standbys. never: they refuse to, and this daemon acknowledges also "
+        "while it cannot renew its lease.",
+        "never",
+        "allowed",
+    )
+    urls: str = text(
+        "",
+        "URLs at which clients reach this daemon while it is the primary, separated by commas; a standby names them in its "
+        "refusals. Empty: the addresses on which it listens.",
+        pattern=r"(?:https?://[^\s,]+(?:,\s*https?://[^\s,]+)*)?",
+        expected="http://host:port, or several, separated by commas",
+    )
     timeout_s: float = seconds(
         30.0,
         "The time limit of a request to the object store; with sync, also of an answer that waits for it.",

@@ -68,7 +68,7 @@ from broker.tracing import traced
 from plainsong.protocol.codec import avro
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from actors.observe import Clock
     from actors.ownership import Ownership
@@ -97,6 +97,7 @@ async def assemble(
     certificates: Certificates | None = None,
     traces: Traces | None = None,
     copy: SecondCopy | None = None,
+    switch: Callable[[], None] | None = None,
 ) -> Daemon:
     """Assemble the daemon without starting it; its actors live in ``actors``.
 
@@ -107,6 +108,7 @@ async def assemble(
       certificates: for links to other instances; None: links are plain.
       traces: records requests; None: requests are not traced.
       copy: the second copy of the store, for the route that shows it.
+      switch: ends this primary for a standby.
     Raises:
       StoreError: the store could not be read.
     """
@@ -126,7 +128,7 @@ async def assemble(
         *_message_subjects(core, service),
         *_topic_subjects(core, service),
         *_operation_subjects(core, service, care, handlers, descriptors),
-        Replication(copy, config.replication.to),
+        Replication(copy, config.replication.to, switch),
     )
     endpoints = bind(ROUTES, subjects, core.tasks)
     begin: Begin = service.streams.begin

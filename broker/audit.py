@@ -94,9 +94,16 @@ ACTIONS = {
     "begin_backup": "backup.create",
     "put_definitions": "definitions.import",
     "start_scrub": "scrub.start",
+    "switch_primary": "replication.switch",
 }
 #: All recorded actions.
-RECORDED = frozenset(ACTIONS.values()) | {"backup.restore", "security.reload", "security.refused"}
+RECORDED = frozenset(ACTIONS.values()) | {
+    "backup.restore",
+    "security.reload",
+    "security.refused",
+    "replication.takeover",
+    "replication.rejoin",
+}
 #: Outcome of HTTP → outcome of a record; others are ``unknown``.
 _OUTCOMES = {"not-applied": "refused", "applied": "applied"}
 #: Routes whose record shows the target's properties before the change.
@@ -383,6 +390,12 @@ class Audit:
         """Record that a file of ``security`` was put in force."""
         record = self._record(NO_IDENTITY, None, "", "security.reload", what, outcome="applied", status=None, code=None)
         record["before"], record["after"] = {"sha256": before}, {"sha256": after}
+        self._put_own(record)
+
+    def happened(self, action: str, time_ms: int, after: dict[str, Any]) -> None:
+        """Record something that happened to the store while no daemon could write the audit."""
+        record = self._record(NO_IDENTITY, None, "", action, "", outcome="applied", status=None, code=None)
+        record["after"] = {"happenedAt": time_text(time_ms), **after}
         self._put_own(record)
 
     async def _record_restore(self) -> None:

@@ -1,5 +1,8 @@
 """Lifetimes of the daemon's parts: nested blocks; the outermost lives longest.
 
+A standby (broker.standby) comes before all of them: once it has taken over, the primary starts on its directory. After a
+planned switch the primary's directory is a standby's.
+
     open_store
     └── second copy                  if there is one: ships the store's commits
         └── actors nursery           topics, transaction service, janitor, membership, space guard, loop watch
@@ -50,8 +53,9 @@ from broker.link.proof import link_secret
 from broker.listeners import serve, start_thrift
 from broker.metrics import Metrics
 from broker.reload import Reloads
-from broker.replication import add_copy_gauges, copy_findings, outbox_of, second_copy, start_refusing
+from broker.replication import add_copy_gauges, copy_findings, is_standby, outbox_of, second_copy, start_refusing
 from broker.security.setup import build_security
+from broker.standby import begins_while_leased, run_standby, while_leased
 from broker.stores import fitted, open_store, place_of
 from broker.systemd import Notifier
 from broker.tls import certificates_of
@@ -87,13 +91,52 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
       NameTaken: another instance of the cluster has our name.
     """
     with short_collections():
-        await _run(config, announce, testing)
+        while True:
+            if is_standby(config) and not await _follow(config, announce):
+                return
+            if not await _run(config, announce, testing):
+                return
 
 
-async def _run(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> None:
+async def _follow(config: Config, announce: Callable[[Running], None]) -> bool:
+    """Be a standby. Returns True once this process has taken over, False after a signal."""
+    notifier, stop = Notifier(os.environ), trio.Event()
+
+    def listening(addresses: Sequence[str]) -> None:
+        announce(
+            Running(
+                version=VERSION,
+                addresses=[url_of(address, config) for address in addresses],
+                data_dir=config.storage.data_dir,
+                store_kind="leveldb",
+                durability="none: it has what the primary has sent to the object store",
+                decides="nothing",
+                certificate=str(config.tls.certificate),
+                has_console=False,
+                standby=config.replication.to,
+            )
+        )
+        notifier.ready()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_at_signal, stop)
+        nursery.start_soon(_keep_alive, notifier)
+        has_taken_over = await run_standby(config, listening, stop)
+        nursery.cancel_scope.cancel()
+    return has_taken_over
+
+
+async def _run(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> bool:
+    """Serve. Returns True if the log was handed over to a standby, whose log this process is to follow."""
     notifier = Notifier(os.environ)
     traces = open_traces(config)
-    stop = trio.Event()
+    stop, switching = trio.Event(), trio.Event()
+
+    def switch() -> None:
+        log.warning("handing over to a standby")
+        switching.set()
+        stop.set()
+
     certificates, reloads = certificates_of(config), Reloads()
     link_secret(config, "")  # raises for an unusable secret before anything is opened
     chain_secrets(config)
@@ -102,7 +145,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
     outbox = outbox_of(config)
     async with (
         open_store(config, outbox) as store,
-        second_copy(config, store, outbox) as copy,
+        second_copy(config, store, outbox, switching) as copy,
         trio.open_nursery() as actors,
     ):
         config = fitted(config, store.traits)
@@ -123,7 +166,14 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
             # Front ends record their own requests.
             traces=traces if config.http.processes == 1 else None,
             copy=copy,
+            switch=switch if outbox is not None else None,
         )
+        if copy is not None:
+            daemon = replace(
+                daemon,
+                endpoints=while_leased(daemon.endpoints, copy.lease),
+                begin=begins_while_leased(daemon.begin, copy.lease),
+            )
         if testing is not None:
             daemon = replace(daemon, endpoints=testing.faulty(daemon.endpoints))
             await actors.start(testing.serve)
@@ -136,6 +186,10 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
         if copy is not None:
             add_copy_gauges(metrics, copy)
             daemon.attention.sources.append(partial(copy_findings, copy, config.replication))
+            if security.guard.required:
+                for event in copy.record.events:
+                    daemon.audit.happened(event.action, event.time_ms, event.after)
+            await copy.recorded()
         rebalance = None
         if membership is not None and daemon.cluster is not None:
             rebalance = start_rebalance(daemon.cluster.handover, membership, actors)
@@ -157,6 +211,8 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
                 address = config.cluster.advertise or next(each for each in addresses if not each.startswith(UNIX))
                 await enter(membership, address, stop)
                 servers.start_soon(_verify_address, daemon, membership.me.name, address)
+            if copy is not None:
+                copy.lease.serve(urls_of(addresses, config))
             freeze_loaded()
             names = frozenset[str]() if certificates is None else certificates.now.names
             announce(_running(daemon, membership, addresses, thrift, testing, names))
@@ -176,6 +232,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
     if traces is not None:
         await traces.aclose()
     log.info("stopped")
+    return switching.is_set() and is_standby(config)
 
 
 async def _verify_address(daemon: Daemon, name: str, address: str) -> None:
@@ -219,6 +276,13 @@ def url_of(address: str, config: Config) -> str:
     if address.startswith(UNIX):
         return address
     return f"{'https' if config.tls.certificate else 'http'}://{address}"
+
+
+def urls_of(addresses: Sequence[str], config: Config) -> tuple[str, ...]:
+    """Return the URLs at which clients reach this daemon while it is the primary."""
+    if config.replication.urls:
+        return tuple(url.strip() for url in config.replication.urls.split(","))
+    return tuple(url_of(address, config) for address in addresses if not address.startswith(UNIX))
 
 
 async def _stop_at_signal(stop: trio.Event) -> None:
@@ -279,6 +343,8 @@ class Running:
     """The socket on which tests control the daemon; empty if there is none."""
     place: str = "in memory"
     """Where the messages are stored, in words for the banner, if there is no ``data_dir``."""
+    standby: str = ""
+    """The URL of the log that it follows; empty if it is not a standby."""
 
 
 def banner(running: Running) -> str:
@@ -290,6 +356,15 @@ def banner(running: Running) -> str:
     thrift = "".join(f", also for Tephra's clients at {address}" for address in running.thrift)
     testing = [f"  UNDER TEST  any user who can write to {running.testing} can make it fail"] if running.testing else []
     cluster = [f"  cluster     {running.cluster}"] if running.cluster else []
+    if running.standby:
+        return "\n".join(
+            [
+                f"plainsong {running.version} listens on {first}" + "".join(f", {other}" for other in others),
+                f"  STANDBY     of {running.standby}: it follows, and serves nothing",
+                f"  data        {where} ({running.store_kind})",
+                f"  state       curl {_curl_options(running, first).replace('-X PUT ', '')}/v1/replication",
+            ]
+        )
     return "\n".join(
         [
             f"plainsong {running.version} listens on {first}" + "".join(f", {other}" for other in others),

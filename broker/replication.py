@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import platform
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import trio
 
 from actors.late_commits import LateCommits
 from actors.second_copy import SecondCopy
+from actors.settling import settle
 from broker.finding import Finding
 from broker.metrics import LATENCY_BUCKETS_S, Distributions
-from storage.base import StoreUnusable
+from storage.base import StoreError, StoreUnusable
 from storage.leveldb import LevelDBStore
 from storage.replication.counted_store import CountingOutbox
+from storage.replication.notices import LEASE, decode_lease
 from storage.replication.outbox import Outbox
+from storage.replication.protocol import ReignOver
+from storage.replication.record import read_record
+from storage.replication.segment import DamagedLog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -30,7 +37,12 @@ if TYPE_CHECKING:
     from storage.base import Store
     from storage.replication.carry import Objects
     from storage.replication.object_store import BlockingObjectStore
+    from storage.replication.record import Record
 
+log = logging.getLogger(__name__)
+DEPOSED_HINT = "to follow the new primary: plainsong replica rejoin"
+#: How long a deposed primary looks for the name of the new one.
+LOOK_S = 5.0
 #: A start fails if the object store has not responded within ``replication.timeout_s`` times this.
 START_TIMEOUTS = 4
 #: Report a copy with more lag than this, in seconds.
@@ -69,15 +81,36 @@ def outbox_of(config: Config) -> Outbox | None:
     replication = config.replication
     if not replication.to:
         return None
+    record = record_of(config)
+    continues = None if record is None or record.shift is not None else record.place.commit
+    shift = 0 if record is None else record.shift or 0
+    most = replication.backlog_bytes
     if replication.mode == "sync":
-        return CountingOutbox(max_bytes=replication.backlog_bytes, timeout_s=replication.timeout_s)
-    return Outbox(max_bytes=replication.backlog_bytes, full_bytes=replication.segment_bytes)
+        return CountingOutbox(max_bytes=most, timeout_s=replication.timeout_s, shift=shift, continues=continues)
+    return Outbox(max_bytes=most, full_bytes=replication.segment_bytes, shift=shift, continues=continues)
+
+
+def record_of(config: Config) -> Record | None:
+    """Return what the data directory notes of its copy; None if it has none. Raises StoreUnusable."""
+    return read_record(config.storage.data_dir.absolute())
+
+
+def is_standby(config: Config) -> bool:
+    """True if the directory follows the copy of another one. Raises StoreUnusable."""
+    if not config.replication.to:
+        return False
+    record = record_of(config)
+    return config.replication.role == "standby" if record is None else record.standby
 
 
 @asynccontextmanager
-async def second_copy(config: Config, store: Store, outbox: Outbox | None) -> AsyncIterator[SecondCopy | None]:
+async def second_copy(
+    config: Config, store: Store, outbox: Outbox | None, switching: trio.Event
+) -> AsyncIterator[SecondCopy | None]:
     """Run the copy during the block; at its end, ship the remaining commits. Yields None without a second copy.
 
+    Args:
+      switching: if it is set at the end, end the log cleanly for a standby.
     Raises:
       StoreUnusable, StoreError: the object store cannot be used, or does not answer.
       StorageFailed: the log does not belong to this directory; see ``SecondCopy.begin``, and ``run`` later.
@@ -90,7 +123,14 @@ async def second_copy(config: Config, store: Store, outbox: Outbox | None) -> As
     objects = open_objects(replication.to, replication.timeout_s)
     directory = config.storage.data_dir.absolute()
     copy = SecondCopy(
-        objects, store, outbox, directory, replication, _now_ms, base_bytes_per_s=config.backup.bytes_per_s
+        objects,
+        store,
+        outbox,
+        directory,
+        replication,
+        _now_ms,
+        base_bytes_per_s=config.backup.bytes_per_s,
+        holder=platform.node(),
     )
     start_s = START_TIMEOUTS * replication.timeout_s
     with trio.move_on_after(start_s) as starting:
@@ -101,11 +141,49 @@ async def second_copy(config: Config, store: Store, outbox: Outbox | None) -> As
             hint="a start must read the end of the log there; start again once it answers",
         )
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(copy.run)
+        nursery.start_soon(_ship, copy, objects)
+        await _settle(copy, store)
+        store.acknowledges = lambda: copy.lease.holds
         yield copy
-        with trio.move_on_after(config.shutdown.drain_s):
+        with trio.move_on_after(config.shutdown.drain_s) as finishing:
             await copy.finish()
+        if switching.is_set():
+            await _hand_over(copy, start_s, is_complete=not finishing.cancelled_caught)
         nursery.cancel_scope.cancel()
+
+
+async def _ship(copy: SecondCopy, objects: Objects) -> None:
+    """Run the copy. If another process has taken over, find out which."""
+    try:
+        await copy.run()
+    except* ReignOver:
+        lease = None
+        with trio.move_on_after(LOOK_S), suppress(StoreError, DamagedLog):
+            found = await objects.get(LEASE)
+            lease = None if found is None else decode_lease(found.data)
+        if lease is None or not lease.holder:
+            raise
+        where = f" at {', '.join(lease.urls)}" if lease.urls else ""
+        raise ReignOver(f"{lease.holder}{where} has taken over in epoch {lease.epoch}", hint=DEPOSED_HINT) from None
+
+
+async def _settle(copy: SecondCopy, store: LevelDBStore) -> None:
+    """Apply the rules of a restore after a take-over that may have lost commits. Raises StoreError, StoreUnusable."""
+    if (what := copy.record.settle) is not None:
+        settled = await settle(store, what, _now_ms())
+        await copy.settled()
+        facts = {"topics": settled.topics, "rolled_back": settled.rolled_back}
+        log.warning("commits of the last primary may be missing: sessions and transactions begin again", extra=facts)
+
+
+async def _hand_over(copy: SecondCopy, seconds: float, *, is_complete: bool) -> None:
+    if not is_complete:
+        log.error("the log is not handed over: the object store has not taken everything within shutdown.drain_s")
+        return
+    with trio.move_on_after(seconds) as sealing:
+        await copy.hand_over()
+    if sealing.cancelled_caught:
+        log.error("the log may not be handed over: the object store does not answer")
 
 
 def start_refusing(outbox: Outbox | None, daemon: Daemon, actors: trio.Nursery) -> None:

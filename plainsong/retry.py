@@ -387,4 +387,6 @@ def is_elsewhere(error: PlainsongError, *, followed: bool = False) -> bool:
     """True if another daemon may succeed. For a ``followed`` owner, also if the response is not a daemon's."""
     if isinstance(error, (ConnectFailed, ConnectionLost, DeadlineExceeded)):
         return True
-    return error.code in ("shutting_down", "no_owner") or (followed and isinstance(error, UnexpectedAnswer))
+    return error.code in ("shutting_down", "no_owner", "standby", "replication_unavailable") or (
+        followed and isinstance(error, UnexpectedAnswer)
+    )

@@ -238,6 +238,7 @@ def _is_transactional(table: Table, key: bytes, value: bytes) -> bool:
 #
 #     00 'c'                    the copy       f from  t topics (none: all)  x with the transaction
 #                               service  s state  b begun (ms)  e ended (ms)
+#     00 'c' standby             the place of a standby in the log that it follows
 #     00 'c' ns:topic: 0        of a topic     t table  k the last key that was copied; d: it is complete
 #
 # A topic's row is in the same commit as the rows that it covers. The rows of topics are removed once everything was
@@ -329,6 +330,8 @@ def is_copying_key(key: bytes) -> bool:
 
 def copying_fields(key: bytes, value: bytes) -> dict[str, object]:
     """Return the fields of such a row, ready for JSON. Raises DamagedRow."""
+    if key == COPY_KEY + b"standby":
+        return {"standby": value.decode("utf-8", "replace")}
     if key == COPY_KEY:
         row = CopyRow.decode(value)
         times = {"begun_ms": row.begun_ms, "ended_ms": row.ended_ms or None}

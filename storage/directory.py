@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
 import tempfile
 import time
@@ -170,7 +171,9 @@ VOLUMES_NAME = "volumes"
 ROWS_NAME = "rows"
 REPLICATION_NAME = "REPLICATION"
 #: Files that a directory without a store may have: those of an unfinished creation, and of mkfs.
-_OURS = {LOCK_NAME, METADATA_NAME, VOLUMES_NAME, ROWS_NAME, UNFINISHED_FORMAT_NAME, "lost+found"}
+_OURS = {LOCK_NAME, METADATA_NAME, VOLUMES_NAME, ROWS_NAME, UNFINISHED_FORMAT_NAME, REPLICATION_NAME, "lost+found"}
+#: What ``empty_store`` removes. FORMAT is last: without it, rows would be taken for damage.
+_OF_A_STORE = (METADATA_NAME, VOLUMES_NAME, ROWS_NAME, "scrub.json", "last-backup.json", FORMAT_NAME)
 _MAX_HOLDER_BYTES = 4096
 
 
@@ -236,6 +239,40 @@ class DataDirectory:
                 os.ftruncate(self.lock, 0)
             os.close(self.lock)
             self.lock = -1
+
+
+def empty_store(path: Path) -> None:
+    """Remove the store in a directory, which becomes a new one. Blocks. Repeat it after a crash.
+
+    Raises:
+      StoreInUse, StoreReadOnly, StoreUnusable.
+    """
+    home = DataDirectory.open(path, address="a standby that begins with a base")
+    try:
+        for name in _OF_A_STORE:
+            part = path / name
+            if part.is_dir():
+                shutil.rmtree(part)
+            else:
+                part.unlink(missing_ok=True)
+            sync_directory(path)
+    except OSError as error:
+        raise opening_failed(error, path) from error
+    finally:
+        home.close()
+
+
+def set_aside(path: Path, aside: Path) -> None:
+    """Rename a locked directory, and make an empty one in its place. Blocks. Raises StoreUnusable."""
+    try:
+        path.rename(aside)
+        path.mkdir(mode=0o700)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise StoreUnusable(
+            f"{path} cannot be moved to {aside}: {message_of(error)}",
+            hint="move it yourself, and start the daemon with replication.role = standby",
+        ) from error
 
 
 def refuse_replicated(path: Path) -> None:

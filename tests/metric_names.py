@@ -17,6 +17,7 @@ from broker.gauges import (
 )
 from broker.metrics import Metrics, TopicSamples
 from broker.replication import add_copy_gauges
+from broker.standby import add_standby_gauges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,8 +38,10 @@ def metrics_of_the_daemon() -> dict[str, str]:
     add_security_gauges(metrics, nothing)
     add_tls_gauges(metrics, nothing)
     add_copy_gauges(metrics, nothing)
+    standby = Metrics("0")
+    add_standby_gauges(standby, nothing)
     metrics.registry.unregister(metrics.readings)
-    return _kinds((*metrics.registry.collect(), *metrics.readings.describe()))
+    return _kinds((*metrics.registry.collect(), *metrics.readings.describe(), *standby.readings.describe()))
 
 
 def metrics_of_topics() -> dict[str, str]:

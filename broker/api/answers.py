@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def json_answer(value: Any, *, headers: list[tuple[str, str]] | None = None) -> Answer:
-    """Return ``value`` as an answer with status 200."""
+def json_answer(value: Any, *, status: int = 200, headers: list[tuple[str, str]] | None = None) -> Answer:
+    """Return ``value`` as an answer."""
     body = compact(value).encode()
-    return Answer(200, body, JSON_TYPE, headers or [])
+    return Answer(status, body, JSON_TYPE, headers or [])
 
 
 #: Longer bodies are decoded off the event loop, since they would block all other requests: 10 ns a byte for JSON. Avro

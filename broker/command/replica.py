@@ -1,4 +1,4 @@
-"""``plainsong replica``: shows, verifies, restores and gives up the second copy in an object store."""
+"""``plainsong replica``: shows, verifies, restores and gives up the second copy in an object store; moves its primary."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from actors.restoring_copy import compare_bases, refuse_late_clock, restore_copy
 from actors.second_copy import leave_copy
 from broker.command.options import leaves, load_settings, setting_options, time_ms, until_ctrl_c
 from broker.replication import open_objects
+from plainsong.cli import replicas
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
+from plainsong.cli.connection import where_options
 from plainsong.cli.options import show_time
 from plainsong.cli.output import counted, echo_json, note, show_bytes, show_count
 from plainsong.protocol.errors import PlainsongError
 from storage.base import StoreError, StoreUnusable
-from storage.directory import DataDirectory, opening_failed, sync_directory
+from storage.directory import DataDirectory, opening_failed, set_aside, sync_directory
 from storage.replication.reading import bases_of, store_of
 from storage.replication.reading import verify as verify_copy
-from storage.replication.record import read_record, remove_record
+from storage.replication.record import Record, read_record, remove_record, write_record
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from actors.restoring_copy import ComparedBases
+    from plainsong.cli.connection import Where
     from storage.replication.carry import Objects
 
 _URL = click.argument("url", metavar="URL")
@@ -44,13 +47,13 @@ _SCRATCH = {"replayed", "backup", "store"}
 
 @click.group(cls=VerbGroup)
 def replica() -> None:
-    """Check and restore the second copy in an object store.
+    """Check and restore the second copy in an object store, and let a standby take over.
 
     URL is that of replication.to: s3://bucket/prefix, gs://bucket/prefix,
     az://container/prefix or file:/path. Credentials, region and endpoint come
     from the environment (for S3 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-    AWS_REGION, AWS_ENDPOINT; or GOOGLE_…, AZURE_STORAGE_…). Only `leave` changes the
-    copy, and only `leave` needs the daemon to be stopped.
+    AWS_REGION, AWS_ENDPOINT; or GOOGLE_…, AZURE_STORAGE_…). Only `leave` and
+    `rejoin` need the daemon to be stopped.
     """
 
 
@@ -248,6 +251,76 @@ def _move(scratch: Path, directory: Path) -> None:
         shutil.rmtree(scratch)
     except OSError as error:
         raise opening_failed(error, directory) from error
+
+
+# --- take-over, switch, rejoin ---------------------------------------------------------------------
+
+
+@replica.command(cls=Verb, examples=["plainsong replica takeover --url http://standby:7420"])
+@json_option
+@where_options
+def takeover(as_json: bool, where: Where) -> None:
+    """Make a running standby the primary, whether or not the present one lives.
+
+    The URL is the standby's. The present primary, if it is alive, ends at its next
+    upload. If its copy is asynchronous, commits that it has not sent are lost:
+    `plainsong replica switch` loses nothing.
+    """
+    done = replicas.take_over(where)
+    if as_json:
+        echo_json(done)
+    else:
+        click.echo(f"the standby has taken over: epoch {done['epoch']}")
+
+
+@replica.command(cls=Verb, examples=["plainsong replica switch --url http://primary:7420"])
+@json_option
+@where_options
+def switch(as_json: bool, where: Where) -> None:
+    """Hand over from a running primary to its standby; nothing is lost.
+
+    The URL is the primary's. It finishes all requests, sends every commit, ends
+    the log cleanly and then follows as a standby. The other standby takes over at
+    once, or with replication.lease_s = 0 by `plainsong replica takeover`.
+    """
+    done = replicas.switch_primary(where)
+    if as_json:
+        echo_json(done)
+    else:
+        click.echo(f"the primary stops after commit {done['lastCommit']} or later, and then follows as a standby")
+
+
+@replica.command(cls=Verb, examples=["plainsong replica rejoin --config /etc/plainsong.toml"])
+@setting_options
+@json_option
+def rejoin(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Make the directory of a stopped, deposed primary a standby's.
+
+    Moves the directory to DIR.deposed-TIME, next to it: it may have commits that
+    never counted. The daemon then starts as a standby in a new directory.
+    """
+    config = load_settings(file, data_dir, bind, sets).config
+    directory = config.storage.data_dir.absolute()
+    now_ms = time.time_ns() // 1_000_000
+    aside = directory.with_name(f"{directory.name}.deposed-{now_ms}")
+    with _said():
+        home = DataDirectory.open(directory, address="plainsong replica rejoin")
+        try:
+            record = None if home.is_new else read_record(directory)
+            if record is None:
+                raise StoreUnusable(f"{directory} has no second copy", hint="name the daemon's data directory")
+            if record.standby:
+                raise StoreUnusable(f"{directory} is a standby's already", hint="start the daemon")
+            after = {"aside": str(aside), "epoch": record.place.epoch, "commit": record.place.commit}
+            new = Record(record.store, standby=True).noted("replication.rejoin", now_ms, after)
+            set_aside(directory, aside)
+            write_record(directory, new)
+        finally:
+            home.close()
+    if as_json:
+        echo_json({"store": record.store, "dataDir": str(directory), "aside": str(aside)})
+    else:
+        click.echo(f"{directory} is a standby's now; what it was is in {aside}")
 
 
 # --- leave -----------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _DEPOSED_HINT = (
     "another process owns the copy of this store now; commits that this one acknowledged after its last upload are only "
-    "in this directory"
+    "in this directory. To follow the new primary: plainsong replica rejoin"
 )
 logger = logging.getLogger(__name__)
 #: Explanations and hints for errors of ``bind``.
@@ -48,15 +48,23 @@ _BIND_ERRORS = {
 
 @click.command()
 @setting_options
+@click.option("--standby", "is_standby", is_flag=True, help="The same as --set replication.role=standby.")
 @click.option("--testing", type=click.Path(path_type=Path), metavar="SOCKET", help="For plainsong.testing only.")
 def serve(
-    file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], testing: Path | None
+    file: Path | None,
+    data_dir: str | None,
+    bind: str | None,
+    sets: tuple[str, ...],
+    is_standby: bool,
+    testing: Path | None,
 ) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
 
     Without options it listens on 127.0.0.1:7420 and keeps its messages in
     ./data. The settings are those of `plainsong config show`.
     """
+    if is_standby:
+        sets = (*sets, "replication.role=standby")
     config = load_settings(file, data_dir, bind, sets).config
     refuse_strangers(config)
     if testing is not None:

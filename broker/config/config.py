@@ -213,6 +213,9 @@ def _replication_problems(config: Config, origins: Mapping[str, str]) -> list[Pr
     if replication.backlog_bytes < 2 * replication.segment_bytes:
         what = _is_less(config, "replication.backlog_bytes", 2, "replication.segment_bytes")
         found.append(Problem(origins["replication.backlog_bytes"], what, "leave one of them out"))
+    if replication.role == "standby" and not replication.to:
+        what = f"{_shown(config, 'replication.role')} without replication.to"
+        found.append(Problem(origins["replication.role"], what, "name the place that the primary writes to"))
     return found
 
 

@@ -447,6 +447,13 @@ class NoOwner(Unavailable):
     title = "The topic is moving to another owner"
 
 
+class Standby(Unavailable):
+    """The daemon follows another one, the primary, and serves nothing itself: the request was not accepted."""
+
+    code = "standby"
+    title = "This daemon is a standby"
+
+
 class ClusterUnavailable(Unavailable):
     """ZooKeeper does not answer: topics cannot change owners; they are still served."""
 
@@ -478,7 +485,8 @@ class StorageFailed(Unavailable):
 
 
 class ReplicationUnavailable(Unavailable):
-    """The second copy cannot be written now, and acknowledged changes must be in it: the request was not accepted."""
+    """Acknowledged changes must be in the second copy, which cannot be written now, or a standby may have taken over,
+    since the primary's lease has not been renewed: the request was not accepted."""
 
     code = "replication_unavailable"
     title = "The second copy is not available"

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from plainsong.protocol.effects import Expect, Operation
+    from plainsong.protocol.errors import Outcome
     from plainsong.protocol.names import TopicName
     from storage.base import RawRow, Row
+    from storage.leveldb.operations import Stored
     from storage.leveldb.shipping import Shipper
     from storage.leveldb.view import PinnedView
     from storage.leveldb.volume_set import View
@@ -48,6 +50,14 @@ T = TypeVar("T")
 DISCARD_ROWS = 500
 #: Measure the size on disk at most this often.
 _MEASURE_EVERY_S = 1.0
+
+
+class NotAcknowledged(StoreError):
+    """A commit is durable in this directory, and another process may have taken over without it."""
+
+    code = "outcome_unknown"
+    title = "It is not known whether the request happened"
+    outcome: Outcome = "unknown"
 
 
 class LevelDBStore:
@@ -84,6 +94,8 @@ class LevelDBStore:
         self._readers = trio.CapacityLimiter(options.max_readers)
         self._reclaiming = trio.CapacityLimiter(1)
         self._tidying = trio.Lock()
+        #: False while durable commits must not be acknowledged: another process may have taken over the second copy.
+        self.acknowledges: Callable[[], bool] | None = None
         self._bytes: int | None = None
         self._measure_at_s = 0.0
 
@@ -95,6 +107,7 @@ class LevelDBStore:
         *,
         address: str = "",
         shipper: Shipper | None = None,
+        follows: bool = False,
     ) -> Self:
         """Open the store in ``directory``, and create it if there is none.
 
@@ -104,6 +117,7 @@ class LevelDBStore:
           address: where this process serves, quoted in the error of a process that finds the directory in use.
           shipper: takes every commit for the second copy. Without it, a directory that has one is refused: commits
             would be missing in the copy.
+          follows: the directory is a standby's, and every commit comes from the log.
         Raises:
           StoreInUse, StoreTooNew, StoreDamaged, StoreReadOnly, StoreFull, StoreUnusable: nothing was changed.
         """
@@ -112,7 +126,7 @@ class LevelDBStore:
         def enter() -> DataDirectory:
             home = DataDirectory.open(directory, address=address)
             try:
-                if shipper is None:
+                if shipper is None and not follows:
                     refuse_replicated(home.path)
                 if home.is_new:
                     LevelDBTables.create(home.path, chosen)
@@ -220,6 +234,8 @@ class LevelDBStore:
                 self._group_commit.begin(rest)
             except StoreError as closed:
                 completed(closed)
+        elif self.acknowledges is not None and not self.acknowledges():
+            completed(NotAcknowledged("another process may have taken over the second copy"))
         else:
             completed(None)
 
@@ -329,9 +345,10 @@ class LevelDBStore:
 
         await self._run_inside(read, self._readers)
 
-    async def apply(self, commit: Sequence[Operation | MarkDead]) -> None:
-        """Write a commit of the log as one batch, and wait until it is durable in this directory. Raises StoreError."""
-        await self._submit(PendingWrite(commit))
+    async def apply(self, operations: Sequence[Operation | Stored]) -> None:
+        """Write commits of the log as one batch, and wait until it is durable in this directory. Raises StoreError."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._submit(PendingWrite(operations))
 
     @property
     def number(self) -> int | None:

@@ -40,9 +40,9 @@ TORN_HINT = "the next start takes the commit from there"
 class CountingOutbox(Outbox):
     """An outbox whose commits are sent at once, with the answers that wait for them."""
 
-    def __init__(self, *, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, *, max_bytes: int, timeout_s: float, shift: int = 0, continues: int | None = None) -> None:
         """``timeout_s``: how long an answer may wait."""
-        super().__init__(max_bytes=max_bytes, full_bytes=1)
+        super().__init__(max_bytes=max_bytes, full_bytes=1, shift=shift, continues=continues)
         self.timeout_s = timeout_s
         self.answers = PendingAnswers()
         #: Called after each progress.
@@ -55,7 +55,7 @@ class CountingOutbox(Outbox):
 
     def write_failed(self, number: int) -> None:
         """See ``Shipper.write_failed``."""
-        if number < self.last:
+        if number + self.shift < self.last:
             self.is_torn = True
             self.on_full()
         else:

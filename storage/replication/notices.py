@@ -1,7 +1,7 @@
 """The small objects of the commit log: the seal that ends an epoch, and the lease; and the name of each object.
 
     log/<epoch>/<number>   a segment, or the seal
-    lease.json             the highest epoch chosen
+    lease.json             the highest epoch chosen, and a sign of life of the primary
 
 Both are canonical JSON, so that equal ones have equal bytes. Epochs and numbers in names have twenty digits, so that
 names sort as numbers do.
@@ -35,6 +35,8 @@ class EpochSeal:
     """The primary itself ended the epoch, and everything it had acknowledged counts."""
     gap: bool = False
     """Commits between this epoch and the next are missing in the log: only a later base covers them."""
+    holder: str = ""
+    """The machine of the process that made the seal, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,26 @@ class Lease:
 
     epoch: int
     run: bytes
+    holder: str = ""
+    """The machine of the run."""
+    urls: tuple[str, ...] = ()
+    """Where clients reach the primary; none until it serves."""
+    renewed: int = 0
+    """Counts the renewals. A standby takes over if it has not changed for the time of the lease."""
+    counted: int | None = None
+    """The last commit that counted at the renewal."""
+    period_ms: int = 0
+    """The time of the lease; 0: a standby takes over only by hand."""
+    allows_standby: bool = True
+    """False: the primary keeps acknowledging without the object store, so that no standby may exist."""
+    released: bool = False
+    """True if the run has ended its epoch by a clean seal, and serves no longer."""
 
 
 def encode_seal(seal: EpochSeal) -> bytes:
     """Encode a seal."""
-    run = seal.run.hex()
-    return _canonical({"seal": True, "next": seal.next, "run": run, "clean": seal.clean, "gap": seal.gap})
+    fields = {"seal": True, "next": seal.next, "run": seal.run.hex(), "clean": seal.clean, "gap": seal.gap}
+    return _canonical(fields | ({"holder": seal.holder} if seal.holder else {}))
 
 
 def decode_seal(data: bytes) -> EpochSeal:
@@ -57,12 +73,24 @@ def decode_seal(data: bytes) -> EpochSeal:
     following, clean, gap = found.get("next"), found.get("clean"), found.get("gap")
     if found.get("seal") is not True or type(following) is not int or type(clean) is not bool or type(gap) is not bool:
         raise DamagedLog("a seal lacks a field, or has another kind of value there")
-    return EpochSeal(following, _run(found, "seal"), clean, gap)
+    return EpochSeal(following, _run(found, "seal"), clean, gap, str(found.get("holder", "")))
 
 
 def encode_lease(lease: Lease) -> bytes:
     """Encode a lease."""
-    return _canonical({"epoch": lease.epoch, "run": lease.run.hex()})
+    return _canonical(
+        {
+            "epoch": lease.epoch,
+            "run": lease.run.hex(),
+            "holder": lease.holder,
+            "urls": lease.urls,
+            "renewed": lease.renewed,
+            "counted": lease.counted,
+            "periodMs": lease.period_ms,
+            "allowsStandby": lease.allows_standby,
+            "released": lease.released,
+        }
+    )
 
 
 def decode_lease(data: bytes) -> Lease:
@@ -70,7 +98,21 @@ def decode_lease(data: bytes) -> Lease:
     found = _parsed(data, "lease")
     if type(found.get("epoch")) is not int:
         raise DamagedLog("the lease has no epoch")
-    return Lease(found["epoch"], _run(found, "lease"))
+    run, counted = _run(found, "lease"), found.get("counted")
+    try:
+        return Lease(
+            found["epoch"],
+            run,
+            str(found.get("holder", "")),
+            tuple(map(str, found.get("urls", ()))),
+            int(found.get("renewed", 0)),
+            None if counted is None else int(counted),
+            int(found.get("periodMs", 0)),
+            bool(found.get("allowsStandby", True)),
+            bool(found.get("released", False)),
+        )
+    except (TypeError, ValueError) as error:
+        raise DamagedLog("a field of the lease has another kind of value") from error
 
 
 def _canonical(value: dict[str, Any]) -> bytes:

@@ -8,7 +8,7 @@ complete base from after it.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Delete, Put, Table, put_one
@@ -51,14 +51,26 @@ class Restarted:
 class Outbox:
     """``storage.leveldb.shipping.Shipper``. ``opened`` and ``hand_over`` are for the store's threads."""
 
-    def __init__(self, *, max_bytes: int, full_bytes: int, on_full: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        *,
+        max_bytes: int,
+        full_bytes: int,
+        on_full: Callable[[], object] = lambda: None,
+        shift: int = 0,
+        continues: int | None = None,
+    ) -> None:
         """Args:
+        shift: added to the store's numbers: see ``record.Record.shift``.
+        continues: the commit of the log that is the store's last one when it is opened, instead of ``shift``.
         max_bytes: a commit beyond them is given up, with all that wait.
         full_bytes: with these, ``on_full`` is called, in the store's thread.
         """
         self._max_bytes = max_bytes
         self._full_bytes = full_bytes
         self.on_full = on_full
+        self.shift = shift
+        self._continues = continues
         #: Guards all of the following. Held for moments only.
         self._lock = threads.Lock()
         self._waiting: deque[Handed] = deque()
@@ -71,7 +83,7 @@ class Outbox:
         self.newest = 0
         #: A batch that was handed over is perhaps not durable here: the process must end.
         self.is_torn = False
-        #: See ``Shipper.unsent``. Written by the event loop.
+        #: See ``Shipper.unsent``: the store's own number. Written by the event loop.
         self.unsent = NO_COMMIT
 
     # --- for the store --------------------------------------------------------------------------
@@ -83,13 +95,16 @@ class Outbox:
 
     def numbered(self, number: int) -> None:
         """See ``Shipper.numbered``."""
-        self.newest = number
+        self.newest = number + self.shift
 
     def write_failed(self, number: int) -> None:
         """See ``Shipper.write_failed``."""
 
     def opened(self, number: int) -> None:
         """See ``Shipper.opened``."""
+        if self._continues is not None:
+            self.shift, self._continues = self._continues - number, None
+        number += self.shift
         self.newest = number
         with self._lock:
             if self._last is not None and number != self._last:
@@ -98,6 +113,8 @@ class Outbox:
 
     def hand_over(self, batch: Handed) -> None:
         """See ``Shipper.hand_over``."""
+        if self.shift:
+            batch = replace(batch, number=batch.number + self.shift)
         with self._lock:
             self._last = batch.number
             if not self._lost and self._bytes + batch.size > self._max_bytes and self._waiting:
@@ -116,7 +133,7 @@ class Outbox:
     def progressed(self, logged: int | None, counted: int | None) -> None:
         """Note the last commit in the log, and the last one that counts; None while there is none."""
         del counted  # here no answer waits for it
-        self.unsent = NO_COMMIT if logged is None else logged + 1
+        self.unsent = NO_COMMIT if logged is None else logged + 1 - self.shift
 
     def close(self, why: str) -> None:
         """Note that no later commit will be known to count. Idempotent."""
@@ -178,9 +195,9 @@ class Unsent:
     """Numbers and journal entries, without a gap up to the store's last commit."""
 
     @classmethod
-    def of(cls, tables: LevelDBTables, after: int, max_bytes: int) -> Unsent:
+    def of(cls, tables: LevelDBTables, after: int, max_bytes: int, shift: int = 0) -> Unsent:
         """Read them. For a thread, before anything is written. Raises StoreError."""
-        entries = tables.entries_after(after, max_bytes)
+        entries = [(number + shift, value) for number, value in tables.entries_after(after - shift, max_bytes)]
         try:
             known = [decode_keys(value) is not None for _, value in entries]
         except DamagedRow:

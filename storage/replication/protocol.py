@@ -12,7 +12,7 @@ both sides learn of it by reading that one object.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -40,6 +40,10 @@ from storage.replication.segment import (
 )
 
 T = TypeVar("T")
+FOREIGN_HINT = (
+    "a standby has taken over: follow it with plainsong replica rejoin. Or this directory was copied, or its data "
+    "restored elsewhere: to keep this one, plainsong replica leave, then a new prefix"
+)
 LEAVE_HINT = "give this copy up and begin another one: plainsong replica leave, then a new prefix"
 
 
@@ -114,6 +118,16 @@ class Foreign(StorageFailed):
     """The log was continued by a process that was not started on this directory."""
 
     title = "The commit log belongs to another directory"
+    place: Place | None = None
+    """Where the other process continued; None if that is not known."""
+    holder: str = ""
+    """The machine of the other process; empty if it is not known."""
+
+
+class TakeOverLost(StorageFailed):
+    """A standby cannot take over now: another process did, or commits are missing in the log. It follows on."""
+
+    title = "The take-over has failed"
 
 
 class Unconditional(StorageFailed):
@@ -148,6 +162,8 @@ class Place:
     """SHA-256 of the object before it."""
     commit: int | None
     """The last commit before it. None if it is not known: there was none, or there is a gap."""
+    clean: bool = False
+    """True if the object before it is a seal after which nothing is missing that was acknowledged."""
 
 
 #: Every log begins here. The first object is the seal of an epoch 0 without segments: it names the first epoch.
@@ -163,7 +179,7 @@ def after(place: Place, data: bytes) -> tuple[Place, Segment | None]:
         seal = decode_seal(data)
         if seal.next <= place.epoch:
             raise DamagedLog(f"the seal of epoch {place.epoch} names epoch {seal.next}")
-        return Place(seal.next, 1, digest(data), None if seal.gap else place.commit), None
+        return Place(seal.next, 1, digest(data), None if seal.gap else place.commit, seal.clean), None
     segment = decode_segment(data)
     if (segment.epoch, segment.number, segment.before) != (place.epoch, place.number, place.before):
         raise DamagedLog(f"segment {place.number} of epoch {place.epoch} does not follow the object before it")
@@ -186,11 +202,9 @@ def follow(place: Place, runs: frozenset[bytes] | None = None) -> Steps[Place]:
             return place
         at, (place, segment) = place, after(place, found.data)
         if runs is not None and (decode_seal(found.data).run if segment is None else segment.run) not in runs:
-            raise Foreign(
-                f"another process has continued the log in epoch {at.epoch}",
-                hint="this directory was copied, or its data restored elsewhere: only one of them may have the copy. "
-                "To keep this one, plainsong replica leave, then a new prefix",
-            )
+            foreign = Foreign(f"another process has continued the log in epoch {at.epoch}", hint=FOREIGN_HINT)
+            foreign.place, foreign.holder = at, "" if segment is not None else decode_seal(found.data).holder
+            raise foreign
         if segment is not None:
             yield Apply(segment)
 
@@ -198,20 +212,37 @@ def follow(place: Place, runs: frozenset[bytes] | None = None) -> Steps[Place]:
 # --- the beginning of a reign -------------------------------------------------------------------
 
 
-def choose_epoch(run: bytes, known: int) -> Steps[int]:
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """The caller of a take-over is a standby: it must not skip a gap."""
+
+    seen: Lease | None = None
+    """The lease that was not renewed: if it has been, or another process takes over first, the attempt has failed. None:
+    the attempt is by hand, and ends whatever epoch is the last."""
+
+
+def choose_epoch(run: bytes, known: int, holder: str = "", follower: Follower | None = None) -> Steps[int]:
     """Raise the epoch in the lease, and return it.
 
     Args:
       known: the last epoch that the caller's directory has seen, 0 if none.
+      holder: the caller's machine, for people.
     Raises:
       BucketWentBack: the lease is missing, or older.
+      TakeOverLost: the lease has changed since the follower has seen it.
     """
+    seen = None if follower is None else follower.seen
     while True:
         found = yield Get(LEASE)
-        held = 0 if found is None else decode_lease(found.data).epoch
+        before = Lease(0, run) if found is None else decode_lease(found.data)
+        held = before.epoch
         if held < known:
             raise BucketWentBack(f"the lease is of epoch {held}, but epoch {known} has begun already")
-        lease = encode_lease(Lease(held + 1, run))
+        if seen is not None and before != seen:
+            raise TakeOverLost("the lease has changed")
+        # The time of the lease stays, for the case that this process ends before its first renewal.
+        mine = replace(before, epoch=held + 1, run=run, holder=holder, urls=(), renewed=0, released=False)
+        lease = encode_lease(mine)
         request = Create(LEASE, lease) if found is None else Exchange(LEASE, lease, found.etag)
         verdict = yield request
         if verdict is Verdict.DONE:
@@ -236,7 +267,15 @@ class OwnDirectory:
 
 
 def take_over(
-    run: bytes, place: Place, *, known: int = 0, leased: bool = True, directory: OwnDirectory | None = None
+    run: bytes,
+    place: Place,
+    *,
+    known: int = 0,
+    leased: bool = True,
+    directory: OwnDirectory | None = None,
+    holder: str = "",
+    clean: bool = False,
+    follower: Follower | None = None,
 ) -> Steps[Place]:
     """End the last epoch and begin one. Returns the place of its first segment.
 
@@ -249,31 +288,57 @@ def take_over(
       leased: False where objects cannot be replaced on condition: the epoch is the one after the last in the log.
       directory: of a caller that is a primary. If the log lacks commits that the directory can no longer send, the
         seal marks a gap.
+      holder: the caller's machine, for people.
+      clean: the caller is the primary, and everything that it acknowledged is in the log.
+      follower: the caller is a standby.
     Raises:
       ReignOver: another process has chosen a later epoch, and has begun it.
       Foreign: the log was continued by a process that was not started on the directory.
       DirectoryBehind: the directory lacks commits of the log.
+      TakeOverLost: see ``Follower``.
     """
-    epoch = (yield from choose_epoch(run, known)) if leased else 0
-    attempts = {digest(encode_seal(EpochSeal(epoch, run)))} if leased else set()
+    epoch = (yield from choose_epoch(run, known, holder, follower)) if leased else 0
+    begun = place.epoch
+    attempts = {digest(encode_seal(EpochSeal(epoch, run, holder=holder)))} if leased else set()
     while True:
-        place = yield from follow(place, None if directory is None else directory.runs)
+        try:
+            place = yield from follow(place, None if directory is None else directory.runs)
+        except Foreign as foreign:
+            raise _with_loss(foreign, directory) from None
         if place.number == 1 and place.before in attempts:
             return place  # the answer was lost, and the seal was created later
         if leased and place.epoch >= epoch:
             raise ReignOver(f"epoch {place.epoch} has begun")
+        if follower is not None and place.commit is None:
+            raise TakeOverLost(f"commits are missing in the log before epoch {place.epoch}")
+        if follower is not None and follower.seen is not None and place.epoch != begun:
+            raise TakeOverLost(f"epoch {place.epoch} has begun")
         gap = False
         if directory is not None and place.commit is not None:
             if place.commit > directory.last and not directory.applies:
                 raise DirectoryBehind(f"the log has commit {place.commit}, and this directory ends at {directory.last}")
             gap = place.commit < directory.since
-        seal = encode_seal(EpochSeal(epoch if leased else place.epoch + 1, run, gap=gap))
+        # After a clean seal, an epoch without a segment is of the process that made the seal, and that has ended.
+        is_clean = clean or (place.clean and place.number == 1)
+        following = epoch if leased else place.epoch + 1
+        seal = encode_seal(EpochSeal(following, run, clean=is_clean and not gap, gap=gap, holder=holder))
         attempts.add(digest(seal))
         verdict = yield Create(log_name(place.epoch, place.number), seal)
         if verdict is Verdict.DONE:
             return after(place, seal)[0]
         # Another object has that name, a segment or a seal: read and follow it. If none has, the next attempt may
         # succeed.
+
+
+def _with_loss(foreign: Foreign, directory: OwnDirectory | None) -> Foreign:
+    """Return the error with the number of commits that only the directory has."""
+    place = foreign.place
+    if directory is None or place is None or place.commit is None:
+        return foreign
+    lost = max(0, directory.last - place.commit)
+    by = f"{foreign.holder} has" if foreign.holder else "another process has"
+    detail = f"{by} continued the log in epoch {place.epoch}; {lost} commits of this directory never counted"
+    return Foreign(detail, hint=foreign.hint)
 
 
 def claim_prefix(name: str, data: bytes, place: Place) -> Steps[None]:
@@ -303,6 +368,33 @@ def claim_prefix(name: str, data: bytes, place: Place) -> Steps[None]:
             )
         if verdict is Verdict.REFUSED:
             return
+
+
+def renew(lease: Lease, confirmed: int, over: Lease | None = None) -> Steps[Lease]:
+    """Replace the lease by the next one of its run.
+
+    Returns ``lease``, or the lease of another run that was found instead: it tries to take over. The log shows whether
+    it has succeeded.
+
+    Args:
+      confirmed: ``renewed`` of the last lease of this run that was written for certain.
+      over: replace also this lease of another run, which has tried and did not seal.
+    Raises:
+      BucketWentBack: the lease is missing, or older than one that this run wrote.
+    """
+    while True:
+        found = yield Get(LEASE)
+        held = None if found is None else decode_lease(found.data)
+        if held == lease:
+            return lease  # the answer was lost
+        is_own = held is not None and held.run == lease.run
+        if held is None or held.epoch < lease.epoch or (is_own and held.renewed < confirmed):
+            raise BucketWentBack("the lease is missing or older than this process wrote it", hint=LEAVE_HINT)
+        if not is_own and held != over:
+            return held
+        assert found is not None  # it was decoded
+        if (yield Exchange(LEASE, encode_lease(lease), found.etag)) is Verdict.DONE:
+            return lease
 
 
 def check_place(place: Place) -> Steps[None]:
@@ -340,7 +432,8 @@ class Reign:
         """
         self._place = place
         self._run = run
-        self._mode = mode
+        #: Of the segments to come.
+        self.mode = mode
         self._has_base = has_base and place.commit is not None
         self._last = place.commit
         #: The place after each segment that is not known to be in the log.
@@ -388,7 +481,7 @@ class Reign:
         """Begin a log whose first commit follows ``commit``, where the log so far has no commits, or a gap."""
         self._last = commit
         at = self._place
-        opening = Segment(at.epoch, at.number, self._run, self._mode, commit + 1, at.before, (), time_ms, time_ms)
+        opening = Segment(at.epoch, at.number, self._run, self.mode, commit + 1, at.before, (), time_ms, time_ms)
         return self.drafted(opening, encode_segment(opening))
 
     def announce(self, time_ms: int) -> Upload:
@@ -410,7 +503,7 @@ class Reign:
             epoch=at.epoch,
             number=at.number,
             run=self._run,
-            mode=self._mode,
+            mode=self.mode,
             first=first,
             before=at.before,
             commits=commits,

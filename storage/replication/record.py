@@ -1,4 +1,7 @@
-"""``REPLICATION`` in a data directory: the log that belongs to it, and the place up to which it has seen that log."""
+"""``REPLICATION`` in a data directory: the log that belongs to it, and the place up to which it has seen that log.
+
+A directory also notes whether it is a standby's: the settings only say what a new directory becomes.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,39 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from storage.base import StoreDamaged, StoreTooNew
+from storage.copy_parts import COPY_KEY
 from storage.directory import REPLICATION_NAME, opening_failed, sync_directory, write_whole
 from storage.replication.protocol import ROOT, Place
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FORMAT = 1
+#: Written for a primary whose directory began with the log, which version 1 can read.
+FIRST_FORMAT = 1
+FORMAT = 2
+#: The row of a standby's store with its place in the log. It lags by one segment at most: applying one twice changes
+#: nothing.
+FOLLOWED_KEY = COPY_KEY + b"standby"
 _HINT = "to begin another copy, remove this file and name a new prefix in replication.to"
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """What a take-over knows of the primary whose last commits may be missing."""
+
+    cut_ms: int
+    """The time of the last commit in the log."""
+    ahead_ms: int
+    """By how much the clock of the primary was ahead of this machine's, as far as segments show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened while no store could record it."""
+
+    action: str
+    time_ms: int
+    after: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +59,18 @@ class Record:
     """The commit of a complete base from which the log goes to ``place`` without a gap; None if there is none."""
     base_ms: int = 0
     """When that base was made."""
+    standby: bool = False
+    """The directory follows the log of another one. ``place`` is then that of the base that it was built from, ``ROOT``
+    while that is not complete."""
+    shift: int | None = 0
+    """Commit numbers minus the store's own numbers: a standby that has taken over continues those of the log. None if
+    the next opening finds it: the store's last commit is that of ``place``."""
+    until: int = 0
+    """Of a standby: its store is consistent from this commit on."""
+    settle: Settle | None = None
+    """The rules of a restore are to be applied before the store is served."""
+    events: tuple[Event, ...] = ()
+    """To be recorded in the audit by the next primary on this directory."""
 
     @property
     def known_epoch(self) -> int:
@@ -40,6 +80,10 @@ class Record:
     def started(self, run: bytes) -> Record:
         """Return the record with another run."""
         return replace(self, runs=(*self.runs, run))
+
+    def noted(self, action: str, time_ms: int, after: dict[str, Any]) -> Record:
+        """Return the record with another event for the audit."""
+        return replace(self, events=(*self.events, Event(action, time_ms, after)))
 
     def at(self, place: Place, run: bytes) -> Record:
         """Return the record with a later place, in an epoch of ``run``."""
@@ -67,32 +111,78 @@ def read_record(directory: Path) -> Record | None:
 
 
 def _decoded(found: dict[str, Any]) -> Record:
-    at, base = found["place"], found["base"]
-    place = Place(at["epoch"], at["number"], bytes.fromhex(at["before"]), at["commit"])
+    base, settle = found["base"], found.get("settle")
     return Record(
         found["store"],
-        place,
+        _place_of(found["place"]),
         tuple(map(bytes.fromhex, found["runs"])),
         None if base is None else base["commit"],
         0 if base is None else base["timeMs"],
+        standby=bool(found.get("standby", False)),
+        shift=found.get("shift", 0),
+        until=int(found.get("until", 0)),
+        settle=None if settle is None else Settle(int(settle["cutMs"]), int(settle["aheadMs"])),
+        events=tuple(Event(each["action"], each["timeMs"], each["after"]) for each in found.get("events", ())),
     )
+
+
+def _place_of(found: dict[str, Any]) -> Place:
+    clean = bool(found.get("clean", False))
+    return Place(found["epoch"], found["number"], bytes.fromhex(found["before"]), found["commit"], clean)
+
+
+def _shown(place: Place) -> dict[str, Any]:
+    return {
+        "epoch": place.epoch,
+        "number": place.number,
+        "before": place.before.hex(),
+        "commit": place.commit,
+        "clean": place.clean,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The value of ``FOLLOWED_KEY``."""
+
+    place: Place
+    time_ms: int
+    """The time of the last commit."""
+    mode: int
+    """The mode of the last segment."""
+
+    def encode(self) -> bytes:
+        """Encode the row's value."""
+        return json.dumps({"place": _shown(self.place), "timeMs": self.time_ms, "mode": self.mode}).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Followed:
+        """Decode the row's value. Raises StoreDamaged."""
+        try:
+            found = json.loads(value)
+            return cls(_place_of(found["place"]), int(found["timeMs"]), int(found["mode"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreDamaged("the standby's place in the log cannot be read") from error
 
 
 def write_record(directory: Path, record: Record) -> None:
     """Replace a directory's record, durably. Blocks. Raises StoreUnusable."""
-    place = record.place
-    shown = {
-        "format": FORMAT,
+    shown: dict[str, Any] = {
+        "format": FORMAT if record.standby or record.shift != 0 or record.settle else FIRST_FORMAT,
         "store": record.store,
-        "place": {
-            "epoch": place.epoch,
-            "number": place.number,
-            "before": place.before.hex(),
-            "commit": place.commit,
-        },
+        "place": _shown(record.place),
         "runs": [run.hex() for run in record.runs],
         "base": None if record.base is None else {"commit": record.base, "timeMs": record.base_ms},
+        "standby": record.standby,
+        "shift": record.shift,
+        "until": record.until,
     }
+    if record.settle is not None:
+        shown["settle"] = {"cutMs": record.settle.cut_ms, "aheadMs": record.settle.ahead_ms}
+    if record.events:
+        shown["events"] = [
+            {"action": each.action, "timeMs": each.time_ms, "after": each.after} for each in record.events
+        ]
     try:
         write_whole(directory / REPLICATION_NAME, json.dumps(shown).encode())
     except OSError as error:

@@ -31,7 +31,7 @@ from tests.storage.replication.shipped import rows_of, write_anything
 from tests.storage.rolling_contract import under
 from tests.storage.tiny_volumes import TINY, key, message, settled
 
-FAST = ReplicationConfig(interval_ms=10, segment_bytes=2000, base_every_h=1, keep_s=3600)
+FAST = ReplicationConfig(interval_ms=10, segment_bytes=2000, base_every_h=1, keep_s=3600, lease_s=0, standby="allowed")
 
 
 async def until(holds):
@@ -61,8 +61,10 @@ class Primary:
 
 
 @asynccontextmanager
-async def primary(directory, objects, *, settings=FAST, finish=True, max_bytes=1 << 30, now_ms=lambda: 1_000_000):
-    outbox = Outbox(max_bytes=max_bytes, full_bytes=1000)
+async def primary(
+    directory, objects, *, settings=FAST, finish=True, max_bytes=1 << 30, now_ms=lambda: 1_000_000, outbox=None
+):
+    outbox = outbox or Outbox(max_bytes=max_bytes, full_bytes=1000)
     async with await LevelDBStore.open(directory, TINY, shipper=outbox) as store:
         copy = SecondCopy(objects, store, outbox, directory, settings, now_ms)
         await copy.begin()
@@ -229,7 +231,10 @@ async def test_commits_over_the_backlog_make_a_gap_and_count_again_after_a_new_b
     assert (await restored(objects, tmp_path / "new"))[0] == wanted
 
 
-async def test_a_store_that_is_reopened_after_a_failed_write_stays_in_step_with_its_copy(tmp_path, objects):
+async def test_a_store_that_is_reopened_after_a_failed_write_stays_in_step_with_its_copy(
+    tmp_path, objects, monkeypatch
+):
+    monkeypatch.setattr(second_copy, "BASE_PAUSE_S", 0.01)  # the base may have read the broken store
     async with primary(tmp_path / "data", objects) as running:
         await running.write(5)
         running.store._broken = True

@@ -176,7 +176,7 @@ def test_a_copied_directory_deposes_the_daemon_that_has_the_copy(tmp_path, place
             eventually("the first daemon ends", lambda: first.ended)
             assert first.returncode == Exit.DEPOSED
             second.stop()
-    with pytest.raises(DaemonEnded, match="another process"):
+    with pytest.raises(DaemonEnded, match="has continued the log"):
         a_daemon(tmp_path, place).start()
 
 

@@ -79,6 +79,7 @@ WHAT_TO_DO = {
         'with `security.audit = "required"`, a change that cannot be recorded is refused: retry '
         "when `system:audit` can be written"
     ),
+    "standby": "the daemon is a standby: send the request to the primary, which the detail names",
     "recovering": "the topic is being reloaded: retry",
     "no_owner": "the topic is moving to another instance, or its owner cannot be reached: retry, at any instance",
     "cluster_unavailable": (
@@ -92,8 +93,8 @@ WHAT_TO_DO = {
     ),
     "storage_failed": "the store cannot be read, or one of its rows is damaged: retry, and check the log",
     "replication_unavailable": (
-        'with `replication.mode = "sync"`, the object store does not answer, or has no complete base yet: retry; polls '
-        "still work"
+        'with `replication.mode = "sync"`, the object store does not answer, or has no complete base yet; or with a '
+        "standby, the primary has not renewed its lease there: retry, also at the standby"
     ),
     "outcome_unknown": (
         "the store or its second copy failed during a write or timed out, or the owner was lost before it answered: with "

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import trio
+
 from broker.api.answers import json_answer
-from plainsong.protocol.answers.service import ReplicationState
+from plainsong.protocol.answers.service import HandedOver, ReplicationState
+from plainsong.protocol.errors import Conflict
 from storage.replication.segment import SYNC
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from actors.second_copy import SecondCopy
     from broker.http.messages import Answer, Request
 
@@ -21,12 +26,15 @@ class Replication:
     copy: SecondCopy | None
     to: str
     """``replication.to``."""
+    switch: Callable[[], None] | None = None
+    """Ends this primary so that a standby takes over at once; None without a second copy."""
 
     async def show(self, request: Request) -> Answer:
         """Answer with the present state; without a copy, all but ``role`` is null."""
         request.parameters()
         if self.copy is None:
-            return json_answer({"role": "none", **dict.fromkeys([*ReplicationState.__annotations__][1:]), "puts": 0})
+            nothing = dict.fromkeys([*ReplicationState.__annotations__][1:])
+            return json_answer({"role": "none", **nothing, "puts": 0, "urls": []})
         status, puts = self.copy.status, self.copy.puts
         shown: ReplicationState = {
             "role": "primary",
@@ -47,8 +55,28 @@ class Replication:
             "puts": puts.count,
             "putP50Ms": _ms(puts.percentile_s(0.5)),
             "putP99Ms": _ms(puts.percentile_s(0.99)),
+            "urls": [],
         }
         return json_answer(shown)
+
+    async def take_over(self, request: Request) -> Answer:
+        """Refuse: only a standby takes over."""
+        request.parameters()
+        await trio.lowlevel.checkpoint()
+        raise Conflict("this daemon is not a standby", hint="send it to the standby")
+
+    async def hand_over(self, request: Request) -> Answer:
+        """Stop serving once everything is in the object store, for a standby to take over."""
+        request.parameters()
+        await trio.lowlevel.checkpoint()
+        if self.switch is None or self.copy is None:
+            raise Conflict("this daemon has no second copy", hint="plainsong replica status")
+        status = self.copy.status
+        if status.counted is None:
+            raise Conflict("the second copy has no complete base yet, so no standby can take over")
+        self.switch()
+        handed: HandedOver = {"epoch": status.epoch, "lastCommit": status.last}
+        return json_answer(handed, status=202)
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -14,7 +14,7 @@ from broker.api.operations.health import Health
 from broker.api.operations.overview import Overview
 from broker.api.operations.replication import Replication
 from broker.api.operations.scrub import ScrubRoutes
-from broker.api.paths import BACKUP, BACKUPS, CLUSTER, DEFINITIONS, DRAIN, PIN, SCRUB, TOPIC
+from broker.api.paths import BACKUP, BACKUPS, CLUSTER, DEFINITIONS, DRAIN, PIN, REPLICATION, SCRUB, TOPIC
 from broker.api.schemas import ANY, BODY, LOOK, READS, STRING, WRITES, record, ref
 from broker.http.messages import EVENT_STREAM
 from broker.http.route import JSON_TYPE, Body, Route
@@ -27,12 +27,14 @@ from plainsong.protocol.answers.service import (
     DrainedInstance,
     EndedBackup,
     FindingRow,
+    HandedOver,
     Liveness,
     PinnedTopic,
     Readiness,
     ReplicationState,
     ScrubState,
     StartedScrub,
+    TakenOver,
     Whoami,
 )
 from plainsong.protocol.answers.topics import DeletedTopics, DrainReport, History, ImportReport, TopicPage
@@ -85,7 +87,7 @@ ROUTES: tuple[Route[Any], ...] = (
     Route(
         "get_replication",
         "GET",
-        "/v1/replication",
+        REPLICATION,
         Replication,
         Replication.show,
         verb="inspect",
@@ -94,6 +96,36 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="The second copy of the store: its last commit and its lag.",
         answer=ReplicationState,
         errors=ANY,
+    ),
+    Route(
+        "take_over",
+        "POST",
+        REPLICATION + "/takeover",
+        Replication,
+        Replication.take_over,
+        verb="operate",
+        on="service",
+        tag="keeping",
+        doc="Make this standby the primary, whether or not the present one is alive.",
+        body=Body(required=False),
+        answer=TakenOver,
+        errors=(*ANY, "conflict"),
+    ),
+    Route(
+        "switch_primary",
+        "POST",
+        REPLICATION + "/switch",
+        Replication,
+        Replication.hand_over,
+        verb="operate",
+        on="service",
+        tag="keeping",
+        doc="End this primary cleanly, so that a standby takes over at once; this daemon then follows it.",
+        body=Body(required=False),
+        success=202,
+        answered="the daemon stops serving",
+        answer=HandedOver,
+        errors=(*ANY, "conflict"),
     ),
     Route(
         "get_events",

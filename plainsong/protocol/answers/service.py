@@ -329,7 +329,7 @@ class StartedScrub(ScrubState):
 class ReplicationState(TypedDict):
     """The second copy of the store; without one, all but ``role`` is null."""
 
-    role: Literal["none", "primary"]
+    role: Literal["none", "primary", "standby"]
     to: str | None
     mode: Literal["async", "sync", None]
     epoch: Count | None
@@ -347,3 +347,19 @@ class ReplicationState(TypedDict):
     puts: Count
     putP50Ms: float | None
     putP99Ms: float | None
+    urls: Annotated[list[str], Json("of a standby: where clients reach the primary")]
+
+
+@component("TakenOver")
+class TakenOver(TypedDict):
+    """A standby has become the primary."""
+
+    epoch: Count
+
+
+@component("HandedOver")
+class HandedOver(TypedDict):
+    """A primary ends, so that a standby takes over."""
+
+    epoch: Count
+    lastCommit: Count

@@ -88,6 +88,8 @@ CONTRACT = {
     "get_definitions": ("inspect", "service"),
     "put_definitions": ("", "name"),
     "get_replication": ("inspect", "service"),
+    "take_over": ("operate", "service"),
+    "switch_primary": ("operate", "service"),
     "start_scrub": ("operate", "service"),
     "get_scrub": ("inspect", "service"),
     "ping": ("", "nobody"),

@@ -18,6 +18,7 @@ from plainsong.protocol.names import TopicName
 ANYWHERE = {
     *("list_topics", "list_namespaces", "get_namespace", "stream", "list_all_topics", "get_attention", "get_events"),
     *("get_definitions", "put_definitions", "start_scrub", "get_scrub", "get_replication", "explain_error"),
+    *("take_over", "switch_primary"),
     *("begin_backup", "list_backup_objects", "get_backup_object", "end_backup"),
     *(
         "ping",

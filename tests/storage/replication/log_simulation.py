@@ -1,8 +1,10 @@
-"""A simulation of the commit log: primaries on directories, and an object store that loses and delays answers.
+"""A simulation of the commit log: primaries, standbys, and an object store that loses and delays answers.
 
 Seeded: one seed, one course of events. Directories are killed, copied and started twice, set back to an earlier state,
-and started by clones with the run of another process. ``World.run`` returns the first violation, None if there is none:
+and started by clones with the run of another process; logs get gaps; standbys follow, and take over at any moment, since
+no clock protects them. ``World.run`` returns the first violation, None if there is none:
 
+* a standby has taken over, and its directory is not what the log says,
 * a commit that a process believed to count is missing in the log, or has other contents there,
 * the log cannot be read from its root, or has no base,
 * a commit that was acknowledged or shown in the mode ``SYNC`` is missing there, or there was no base,
@@ -21,7 +23,7 @@ from typing import Any
 
 from plainsong.protocol.effects import Table
 from storage.replication import answers as right_answers
-from storage.replication.notices import decode_seal, log_name
+from storage.replication.notices import LEASE, decode_seal, log_name
 from storage.replication.segment import (
     ASYNC,
     NOTHING_BEFORE,
@@ -64,9 +66,9 @@ class Process:
     number: int
     run: bytes
     directory: Directory
+    mode: int
+    answers: Any
     is_clone: bool = False
-    mode: int = SYNC
-    answers: Any = None
     epoch: int = 0
     reign: Any = None
     must_open: bool = False
@@ -77,6 +79,8 @@ class Process:
     threads: list[Thread] = field(default_factory=list)
     ended: BaseException | None = None
     base_of: int | None = None
+    is_standby: bool = False
+    """It takes over from the log of other directories."""
 
 
 @dataclass(eq=False)
@@ -107,6 +111,8 @@ class World:
         self.claims: dict[int, set[bytes]] = {}
         self.calm = False
         self.contents = 0
+        #: The commits before the opening segments of the log, by the number of the last: what a base has.
+        self.opened: dict[int, dict[int, bytes]] = {}
         self.wrong: str | None = None
 
     # --- the object store ---
@@ -139,11 +145,15 @@ class World:
     def start(self, directory: Directory, run: bytes | None = None) -> Process:
         is_clone = run is not None
         run = run or self.random.randbytes(16)
-        process = Process(len(self.processes), run, directory, is_clone, self.modes.choice([ASYNC, SYNC, SYNC]))
-        process.answers = self.answers.PendingAnswers()
-        self.processes.append(process)
+        process = self.process(run, directory, is_clone=is_clone)
         steps = self.protocol.take_over(process.run, self.protocol.ROOT, known=directory.epoch)
         self.advance(self.thread(process, steps), None)
+        return process
+
+    def process(self, run: bytes, directory: Directory, **options: bool) -> Process:
+        mode, answers = self.modes.choice([ASYNC, SYNC, SYNC]), self.answers.PendingAnswers()
+        process = Process(len(self.processes), run, directory, mode, answers, **options)
+        self.processes.append(process)
         return process
 
     @staticmethod
@@ -163,7 +173,14 @@ class World:
         except StopIteration as done:
             process.threads.remove(thread)
             self.finished(process, thread, done.value)
-        except (self.protocol.ReignOver, self.protocol.BucketWentBack, DamagedLog, Diverged) as error:
+        except (
+            self.protocol.ReignOver,
+            self.protocol.BucketWentBack,
+            self.protocol.TakeOverLost,
+            self.protocol.Foreign,
+            DamagedLog,
+            Diverged,
+        ) as error:
             self.end(process, error)
 
     def end(self, process: Process, error: BaseException | None) -> None:
@@ -186,6 +203,8 @@ class World:
     def apply(self, process: Process, segment: Any) -> None:
         """Rule 8: what the log has and the directory lacks is applied; other contents are refused."""
         mine = process.directory
+        if process.is_standby and not segment.commits and not mine.commits:
+            mine.commits.update(self.opened[segment.last])
         if segment.first > mine.last + 1:
             raise Diverged("the directory is older than the log")
         for number, commit in enumerate(segment.commits, segment.first):
@@ -201,6 +220,8 @@ class World:
         elif thread.is_base:
             process.reign.based()
         else:
+            if process.is_standby:
+                self.compare(process, value)
             process.epoch = process.directory.epoch = value.epoch
             has_base = any(name.startswith("bases/") for name in self.bucket)
             process.reign = self.protocol.Reign(value, process.run, process.mode, has_base=has_base)
@@ -208,6 +229,14 @@ class World:
             process.base_of = None if has_base and value.commit is not None else process.directory.last
         process.answers.advance(process.reign.counted, process.directory.last)
         self.note_counted(process)
+
+    def compare(self, process: Process, place: Any) -> None:
+        """Check that a standby has what the log says up to its own seal."""
+        log = self.chain()[1]
+        log = {n: content for n, content in log.items() if self.last_opened <= n <= (place.commit or 0)}
+        mine = {n: content for n, content in process.directory.commits.items() if n >= self.last_opened}
+        if place.commit is None or process.directory.last != place.commit or log != mine:
+            self.wrong = f"a standby that took over has {process.directory.last}, and the log {place.commit}"
 
     def note_counted(self, process: Process) -> None:
         counted = process.reign.counted
@@ -256,6 +285,8 @@ class World:
         if process.must_open:
             process.must_open = False
             upload = reign.open(process.base_of, 0)
+            commits = process.directory.commits
+            self.opened[process.base_of] = {n: commits[n] for n in commits if n <= process.base_of}
             self.advance(self.thread(process, self.protocol.store(upload), upload), None)
         elif process.base_of is not None and reign.logged is not None and reign.logged >= process.base_of:
             name = f"bases/{reign.epoch:020}/{process.base_of}"
@@ -320,29 +351,74 @@ class World:
                 self.ship(process)
         elif chance < 0.945 and reigning:
             self.fail_locally(self.random.choice(reigning))
-        elif chance < 0.955 and live:
+        elif chance < 0.96 and reigning:
+            self.give_up(self.random.choice(reigning))
+        elif chance < 0.968 and live:
             self.end(self.random.choice(live), None)
-        elif chance < 0.96:
+        elif chance < 0.972:
             self.directories.append(self.random.choice(self.directories).copy())
-        elif chance < 0.97:
+        elif chance < 0.976:
             self.backups.append(self.random.choice(self.directories).copy())
-        elif chance < 0.985 and len(live) < 3:
+        elif chance < 0.991 and len(live) < 3:
             self.start_any()
+        elif len(live) < 4:
+            self.start_standby()
 
     def start_any(self) -> None:
         used = [process.directory for process in self.live]
         free = [each for each in self.directories if not any(each is other for other in used)]
         chance = self.random.random()
         beginning = [process for process in self.live if process.reign is None]
-        if chance < 0.3 and beginning:  # a machine was cloned; later, its clone would begin an epoch of its own
+        if chance < 0.45 and beginning:  # a machine was cloned; later, its clone would begin an epoch of its own
             model = self.random.choice(beginning)
             self.directories.append(model.directory.copy())
             self.start(self.directories[-1], model.run)
-        elif chance < 0.45:  # an earlier state of a disk
+        elif chance < 0.6:  # an earlier state of a disk
             self.directories.append(self.random.choice(self.backups).copy())
             self.start(self.directories[-1])
         elif free:
             self.start(self.random.choice(free))
+
+    def give_up(self, process: Process) -> None:
+        """Too many commits wait: the epoch ends with a gap, and another run of the process begins with a new base."""
+        if process.threads or process.must_open or process.is_clone or self.clones_of(process):
+            return
+        place, directory = process.reign.place, process.directory
+        self.end(process, None)
+        directory.commits[directory.last + 1] = self.content()
+        following = self.process(self.random.randbytes(16), directory)
+        own = self.protocol.OwnDirectory(directory.last, frozenset([process.run, following.run]), directory.last)
+        steps = self.protocol.take_over(following.run, place, known=directory.epoch, directory=own)
+        self.advance(self.thread(following, steps), None)
+
+    def start_standby(self) -> None:
+        """A standby takes over: by hand, or because it has seen a lease that may have been renewed since."""
+        if not any(name.startswith("bases/") for name in self.bucket):
+            return
+        directory = Directory()
+        self.directories.append(directory)
+        process = self.process(self.random.randbytes(16), directory, is_standby=True)
+        self.advance(self.thread(process, self.standby(process)), None)
+
+    def standby(self, process: Process) -> Any:
+        protocol = self.protocol
+        by_hand = self.random.random() < 0.5
+        found = yield protocol.Get(LEASE)
+        seen = None if found is None or by_hand else protocol.decode_lease(found.data)
+        place = yield from self.following(process)
+        return (yield from protocol.take_over(process.run, place, known=place.epoch, follower=protocol.Follower(seen)))
+
+    def following(self, process: Process) -> Any:
+        """Read the log to its end, and begin with a base after each gap."""
+        protocol, place = self.protocol, self.protocol.ROOT
+        while (found := (yield protocol.Get(log_name(place.epoch, place.number)))) is not None:
+            had = place.commit
+            place, segment = protocol.after(place, found.data)
+            if segment is not None:
+                yield protocol.Apply(segment)
+            elif had is not None and place.commit is None:
+                process.directory.commits.clear()
+        return place
 
     def run(self) -> str | None:
         try:
@@ -378,8 +454,7 @@ class World:
                 self.ship(process)
         else:
             return "the log does not come to an end"
-        log = self.chain()[1]
-        opened = min(log, default=0)
+        log, opened = self.chain()[1], self.last_opened
         lost = [n for n, content in process.directory.commits.items() if n >= opened > 0 and log.get(n) != content]
         return f"commits {lost} of the last winner are not in the log" if lost else self.wrong
 
@@ -393,6 +468,7 @@ class World:
     def chain(self) -> tuple[list[int], dict[int, bytes]]:
         """Return the epochs of the log and its commits, read by the letter of the rules and without the code under test."""
         epochs, log, before, last = [0], {}, NOTHING_BEFORE, None
+        self.last_opened = 0
         number = 1
         while (found := self.bucket.get(log_name(epochs[-1], number))) is not None:
             data = found[0]
@@ -400,10 +476,13 @@ class World:
                 segment = decode_segment(data)
                 if segment.before != before or (last is not None and segment.first != last + 1):
                     raise DamagedLog(f"segment {number} of epoch {epochs[-1]}")
+                self.last_opened = self.last_opened or segment.first
                 log.update((segment.first + i, each.changes[0].value) for i, each in enumerate(segment.commits))
                 last, number = segment.last, number + 1
             else:
                 epochs.append(decode_seal(data).next)
                 number = 1
+                if decode_seal(data).gap:
+                    last, self.last_opened = None, 0
             before = digest(data)
         return epochs, log

@@ -20,6 +20,7 @@ class MemoryObjects:
         self.away = False
         self.refuses = False
         self._versions = 0
+        self.asked = 0
 
     async def get(self, name):
         await self._asked()
@@ -59,6 +60,7 @@ class MemoryObjects:
         self.found[name] = (bytes(data), str(self._versions))
 
     async def _asked(self):
+        self.asked += 1
         await trio.lowlevel.checkpoint()
         if self.refuses:
             raise ObjectStoreRefused("no right")

@@ -1,0 +1,474 @@
+"""A standby: builds its directory from the newest base of a log, follows the log, and takes over.
+
+    build     the newest base, into an empty directory
+    follow    segments, as they are stored; the place in the log is written with the next one
+    take over end the primary's epoch with a seal, read the log to that seal, and make the directory a primary's
+
+Killed at any moment it continues, or builds again if the base was not complete. If its next segment was removed, it
+builds again. The process then starts as any primary does.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from actors.lease import boot_s
+from plainsong.protocol.effects import Put, Table, put_one
+from storage.base import StoreError, StoreUnusable
+from storage.directory import DataDirectory, empty_store
+from storage.replication.bases import FORMAT_NAME, decode_format
+from storage.replication.carry import carry_out
+from storage.replication.notices import LEASE, decode_lease, log_name
+from storage.replication.outbox import operations_of
+from storage.replication.protocol import ROOT, Follower, ReignOver, TakeOverLost, after, take_over
+from storage.replication.reading import bases_of, rows_of
+from storage.replication.record import FOLLOWED_KEY, Followed, Record, Settle, read_record, write_record
+from storage.replication.segment import RUN_BYTES, SYNC, DamagedLog, decode_segment, is_segment
+from storage.threaded import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from actors.settings import ReplicationConfig
+    from storage.leveldb.store import LevelDBStore
+    from storage.replication.bases import Base
+    from storage.replication.carry import Objects
+    from storage.replication.notices import Lease
+    from storage.replication.protocol import Place
+    from storage.replication.segment import Commit, Segment
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+#: Reads of the lease within its time, and the longest time between two.
+READS = 5
+IDLE_S = 2.0
+#: Pause after the object store failed, or the store.
+PAUSE_S = 1.0
+TIDY_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyStatus:
+    """The state of a standby, for operators."""
+
+    mode: int
+    """The mode of the last segment; 0 while it is not known."""
+    epoch: int
+    last: int | None
+    """The last commit that it has; None until its base is complete."""
+    caught_up: bool
+    """True if the log had no further segment when it was last read."""
+    lag_commits: int
+    """Commits that the primary reported as counted, and the standby lacks."""
+    read_ms: int | None
+    """When the log was last read without an error."""
+    error: str
+    """Why the last request failed; empty if it succeeded."""
+    urls: tuple[str, ...]
+    """Where clients reach the primary; empty if that is not known."""
+    holder: str
+    """The primary's machine; empty if it is not known."""
+
+
+class _BuildAgain(Exception):
+    """The log does not continue the directory any more."""
+
+
+class Standby:
+    """One standby. ``run`` returns once the directory is a primary's."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        directory: Path,
+        settings: ReplicationConfig,
+        open_store: Callable[[], Awaitable[LevelDBStore]],
+        now_ms: Callable[[], int],
+        *,
+        holder: str = "",
+        clock: Callable[[], float] = boot_s,
+    ) -> None:
+        """Args:
+        open_store: opens the store in the directory.
+        holder: the name of this machine, for people.
+        clock: monotonic seconds.
+        """
+        self._objects = objects
+        self._directory = directory
+        self._settings = settings
+        self._open_store = open_store
+        self._now_ms = now_ms
+        self._holder = holder
+        self._clock = clock
+        self._record = Record("", standby=True)
+        self._place = ROOT
+        #: What the store's row about its place says.
+        self._noted = ROOT
+        self._time_ms = 0
+        self._mode = 0
+        #: By how much the primary's clock is ahead of ours, as far as segments show.
+        self._ahead_ms = 0
+        self._caught_up = False
+        #: Bases of earlier epochs are before a gap.
+        self._least_epoch = 0
+        self._lease: Lease | None = None
+        #: When this lease was first seen. A failed read begins the time again.
+        self._lease_since_s = 0.0
+        self._lease_read_s = -1e9
+        self._tidied_s = clock()
+        self._read_ms: int | None = None
+        self._error = ""
+        self._by_hand = False
+        self._wake = trio.Event()
+        self._decided = trio.Event()
+        self._refused = ""
+
+    # --- for the daemon ---------------------------------------------------------------------------
+
+    @property
+    def status(self) -> StandbyStatus:
+        """The present state."""
+        lease, last = self._lease, self._place.commit if self._record.place != ROOT else None
+        counted = 0 if lease is None else lease.counted or 0
+        return StandbyStatus(
+            mode=self._mode,
+            epoch=self._place.epoch,
+            last=last,
+            caught_up=self._caught_up,
+            lag_commits=max(0, counted - (last or 0)),
+            read_ms=self._read_ms,
+            error=self._error,
+            urls=() if lease is None else lease.urls,
+            holder="" if lease is None else lease.holder,
+        )
+
+    async def take_over(self) -> int:
+        """Take over now, whether or not the primary is alive. Returns the epoch that has begun.
+
+        Raises:
+          TakeOverLost: it is not possible now.
+        """
+        self._by_hand, self._refused, self._decided = True, "", trio.Event()
+        self._wake.set()
+        await self._decided.wait()
+        if self._refused:
+            raise TakeOverLost(self._refused, hint="plainsong replica status shows how far the standby is")
+        return self._place.epoch
+
+    async def run(self) -> None:
+        """Follow the log until this process has taken over.
+
+        Raises:
+          StoreUnusable: the directory is not a standby's, or the primary allows none.
+          DamagedLog: the log cannot be read.
+        """
+        await self._begin()
+        while True:
+            if self._record.place == ROOT:
+                await in_thread(empty_store, self._directory)
+            try:
+                store = await self._open_store()
+                try:
+                    await self._follow(store)
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await store.aclose()
+            except _BuildAgain:
+                log.warning("the log does not continue this standby: it begins with a base")
+                await self._note(replace(self._record, place=ROOT, base=None, until=0))
+                self._caught_up = False
+            except StoreError as error:
+                self._failed(error.detail)
+                await self._pause(PAUSE_S)
+            else:
+                break
+        await self._note(self._record)
+        self._decided.set()
+
+    async def _begin(self) -> None:
+        """Read the directory's record; note the log's store in a new one."""
+        found = await in_thread(read_record, self._directory)
+        if found is not None and not found.standby:
+            raise StoreUnusable(f"{self._directory} is not a standby's")
+        store = await self._patiently(self._store)
+        if found is not None and found.store not in ("", store):
+            raise StoreUnusable(
+                f"{self._directory} follows another log than that of replication.to", hint="name a new directory"
+            )
+        if found is None:
+            await in_thread(_refuse_store, self._directory)
+        await self._note(replace(found or self._record, store=store))
+
+    async def _store(self) -> str | None:
+        found = await self._objects.get(FORMAT_NAME)
+        return None if found is None else decode_format(found.data)
+
+    async def _note(self, record: Record) -> None:
+        self._record = record
+        with trio.CancelScope(shield=True):
+            await in_thread(write_record, self._directory, record)
+
+    # --- building ---------------------------------------------------------------------------------
+
+    async def _build(self, store: LevelDBStore) -> None:
+        """Write the newest base into an empty store."""
+        base = await self._patiently(self._newest_base)
+
+        async def take(commit: Commit) -> None:
+            await store.apply(operations_of(commit))
+
+        try:
+            await rows_of(self._objects, base, take)
+        except DamagedLog:
+            if base in await bases_of(self._objects):
+                raise
+            raise _BuildAgain from None  # retention removed it for a newer one
+        await self._note(
+            replace(self._record, place=base.place, base=base.commit, base_ms=base.until_ms, until=base.until)
+        )
+        log.info("the standby has a base", extra={"commit": base.commit, "bytes": base.size})
+
+    async def _newest_base(self) -> Base | None:
+        found = [base for base in await bases_of(self._objects) if base.place.epoch >= self._least_epoch]
+        return found[-1] if found else None
+
+    async def _patiently(self, read: Callable[[], Awaitable[T | None]]) -> T:
+        """Read something until it exists."""
+        while True:
+            try:
+                found = await read()
+                self._error = "" if found is not None else "the primary has not begun a copy yet"
+                if found is not None:
+                    return found
+            except StoreError as error:
+                self._failed(error.detail)
+            await self._look_at_lease()
+            await self._pause(PAUSE_S)
+
+    async def _pause(self, seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            await self._wake.wait()
+        self._wake = trio.Event()
+        if self._by_hand and self._record.place == ROOT:
+            self._refuse("the standby has no complete base yet")
+
+    def _failed(self, why: str) -> None:
+        if not self._error:
+            log.warning("the log cannot be read", extra={"why": why})
+        self._error = why
+
+    # --- following --------------------------------------------------------------------------------
+
+    async def _follow(self, store: LevelDBStore) -> None:
+        """Apply the log; return once this process has taken over. Raises _BuildAgain."""
+        if self._record.place == ROOT:
+            await self._build(store)
+        await self._continue(store)
+        while True:
+            try:
+                if self._clock() - self._lease_read_s >= self._lease_every_s:
+                    await self._look_at_lease()
+                if await self._apply_next(store):
+                    continue
+                if self._noted != self._place:
+                    await store.apply([self._row()])
+                    self._noted = self._place
+                if await self._takes_over(store):
+                    return
+                if self._clock() - self._tidied_s >= TIDY_EVERY_S:
+                    self._tidied_s = self._clock()
+                    await store.tidy()
+            except StoreError as error:
+                # Of the object store, or of the disk. Applying a segment again changes nothing.
+                self._failed(error.detail)
+                await self._pause(PAUSE_S)
+                await self._continue(store)
+                continue
+            await self._pause(self._settings.interval_ms / 1000)
+
+    async def _continue(self, store: LevelDBStore) -> None:
+        """Find the place of a store that is or was open."""
+        while True:
+            try:
+                value = await store.get(Table.METADATA, FOLLOWED_KEY)
+                break
+            except StoreError as error:
+                self._failed(error.detail)
+                await trio.sleep(PAUSE_S)
+        record, row = self._record, None if value is None else Followed.decode(value)
+        if row is not None and (row.place.epoch, row.place.number) > (record.place.epoch, record.place.number):
+            self._place = self._noted = row.place
+            self._time_ms, self._mode = row.time_ms, row.mode
+        else:
+            self._place = self._noted = record.place
+            self._time_ms, self._mode = record.base_ms, await self._patiently(partial(self._mode_before, record.place))
+
+    async def _mode_before(self, place: Place) -> int:
+        """Return the mode of the last segment before a base; 0 if it is not known. Raises StoreError, DamagedLog."""
+        # A primary whose base begins an epoch has not said its mode.
+        found = await self._objects.get(log_name(place.epoch, place.number - 1)) if place.number > 1 else None
+        return 0 if found is None or not is_segment(found.data) else (await in_thread(decode_segment, found.data)).mode
+
+    def _row(self) -> Put:
+        return put_one(Table.METADATA, FOLLOWED_KEY, Followed(self._place, self._time_ms, self._mode).encode())
+
+    async def _apply_next(self, store: LevelDBStore) -> bool:
+        """Apply the next object of the log; False if there is none. Raises StoreError, DamagedLog, _BuildAgain."""
+        place = self._place
+        found = await self._objects.get(log_name(place.epoch, place.number))
+        self._read_ms, self._error = self._now_ms(), ""
+        if found is None:
+            commit = place.commit or 0
+            self._caught_up = commit >= self._record.until
+            # More than this is in the log: then the next object was removed.
+            if self._lease is not None and (self._lease.counted or 0) > commit and not await self._is_end(place):
+                raise _BuildAgain
+            return False
+        following, segment = await in_thread(after, place, found.data)
+        if following.commit is None:
+            self._least_epoch = following.epoch
+            raise _BuildAgain  # commits are missing here; a base after the gap has them
+        if segment is not None:
+            await self._apply(store, segment)
+        self._place = following
+        return True
+
+    async def _apply(self, store: LevelDBStore, segment: Segment) -> None:
+        """Apply a segment, and note the place before it.
+
+        The place follows only with the next segment: what the store removes from sealed volumes is durable after the
+        commit, and the place must not be ahead of it.
+        """
+        operations = [each for commit in segment.commits for each in operations_of(commit)]
+        await store.apply([*operations, self._row()])
+        self._noted = self._place
+        self._mode = segment.mode
+        if segment.commits:
+            self._time_ms = segment.last_ms
+            self._ahead_ms = max(self._ahead_ms, segment.last_ms - self._now_ms())
+
+    async def _is_end(self, place: Place, below: int | None = None) -> bool:
+        """True if nothing was removed from the log after ``place``: no base begins later.
+
+        Retention removes a segment only while there is a base that begins after it. The missing object at ``place``
+        must have been read before.
+
+        Args:
+          below: only bases of epochs before this one.
+        """
+        for base in await bases_of(self._objects):
+            at = base.place
+            if (at.epoch, at.number) > (place.epoch, place.number) and (below is None or at.epoch < below):
+                return False
+        return True
+
+    # --- the primary's lease ----------------------------------------------------------------------
+
+    @property
+    def _lease_every_s(self) -> float:
+        return min((self._settings.lease_s or IDLE_S * READS) / READS, IDLE_S)
+
+    async def _look_at_lease(self) -> None:
+        """Read the lease. Raises StoreUnusable: the primary allows no standby."""
+        if not self._objects.can_exchange:
+            return
+        self._lease_read_s = self._clock()
+        try:
+            found = await self._objects.get(LEASE)
+        except StoreError as error:
+            self._lease_since_s = self._clock()
+            self._failed(error.detail)
+            return
+        lease = None if found is None else decode_lease(found.data)
+        if lease is not None and not lease.allows_standby:
+            raise StoreUnusable(
+                "the primary allows no standby", hint='remove replication.standby = "never" from its settings first'
+            )
+        if lease is None or self._lease is None or _sign(lease) != _sign(self._lease):
+            self._lease_since_s = self._clock()
+        self._lease = lease
+
+    def _reason(self) -> str:
+        """Return why to take over now; empty if there is no reason."""
+        lease, wait_s = self._lease, self._settings.lease_s
+        if self._by_hand:
+            return "by hand"
+        if lease is None or not wait_s:
+            return ""
+        if lease.released and lease.run not in self._record.runs:
+            return "switch"
+        if not lease.period_ms:
+            return ""
+        # Up to the beginning of the last read: its answer may be older than it seems.
+        silent_s = self._lease_read_s - self._lease_since_s
+        return "lease" if silent_s >= max(wait_s, lease.period_ms / 1000) else ""
+
+    # --- the take-over ----------------------------------------------------------------------------
+
+    async def _takes_over(self, store: LevelDBStore) -> bool:
+        """Take over if there is a reason. Raises _BuildAgain, StoreError."""
+        reason = self._reason()
+        if not reason:
+            return False
+        if not self._caught_up:
+            self._refuse("the standby has not reached a consistent state yet")
+            return False
+        if not await self._is_end(self._place):
+            raise _BuildAgain
+        run, before = secrets.token_bytes(RUN_BYTES), self._place
+        log.warning("taking over", extra={"reason": reason, "epoch": before.epoch, "commit": before.commit})
+        seen = None if reason == "by hand" else self._lease
+        attempt = take_over(
+            run,
+            before,
+            known=before.epoch,
+            leased=self._objects.can_exchange,
+            holder=self._holder,
+            follower=Follower(seen),
+        )
+        try:
+            place = await carry_out(self._objects, attempt, partial(self._apply, store), failed=self._failed)
+        except (TakeOverLost, ReignOver) as error:
+            log.warning("the take-over has failed", extra={"why": error.detail})
+            self._lease = None
+            self._refuse(error.detail)
+            await self._continue(store)
+            return False
+        if not await self._is_end(before, place.epoch):
+            # The number was free because retention had removed its segment: the seal there ends nothing.
+            raise _BuildAgain
+        is_whole = place.clean or self._mode == SYNC
+        settle = None if is_whole else Settle(self._time_ms, self._ahead_ms)
+        event = {"epoch": place.epoch, "commit": place.commit, "reason": reason, "whole": is_whole}
+        self._place = place
+        self._record = replace(self._record.at(place, run), standby=False, until=0, shift=None, settle=settle).noted(
+            "replication.takeover", self._now_ms(), {**event, "from": self.status.holder or None}
+        )
+        return True
+
+    def _refuse(self, why: str) -> None:
+        if self._by_hand:
+            self._by_hand, self._refused = False, why
+            self._decided.set()
+
+
+def _sign(lease: Lease) -> tuple[int, bytes, int]:
+    return lease.epoch, lease.run, lease.renewed
+
+
+def _refuse_store(directory: Path) -> None:
+    """Raise StoreUnusable if a directory that is to become a standby's has a store already."""
+    home = DataDirectory.open(directory, address="a standby")
+    home.close()
+    if not home.is_new:
+        raise StoreUnusable(
+            f"{directory} has a store without a copy: it cannot become a standby",
+            hint="name a new directory, or remove replication.role",
+        )

@@ -1,0 +1,430 @@
+"""The standby: it has what the log has, whenever it is killed; it takes over once, and loses nothing that counted."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import pytest
+import trio
+
+from actors import standby as standby_module
+from actors.settings import ReplicationConfig
+from actors.standby import Standby
+from plainsong.protocol.effects import RollBack, Table
+from storage.base import StoreUnusable
+from storage.leveldb import LevelDBStore
+from storage.replication import carry
+from storage.replication.notices import LEASE, decode_lease, log_name
+from storage.replication.outbox import Outbox
+from storage.replication.protocol import Foreign, ReignOver, TakeOverLost
+from storage.replication.reading import bases_of, verify
+from storage.replication.record import FOLLOWED_KEY, read_record
+from tests.actors.test_second_copy import FAST, primary, restored, until
+from tests.patience import PATIENCE_S
+from tests.storage.contract import NAME
+from tests.storage.replication.objects import FaultyObjects, MemoryObjects
+from tests.storage.replication.shipped import rows_of, write_anything
+from tests.storage.rolling_contract import under
+from tests.storage.tiny_volumes import TINY, key, message, settled
+
+SETTINGS = ReplicationConfig(interval_ms=10, lease_s=0)
+#: The lease of a primary whose standby takes over by itself; its clock is the test's.
+LEASED = replace(FAST, lease_s=10.0, standby="allowed")
+
+
+@pytest.fixture
+def objects():
+    return MemoryObjects()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(standby_module, "PAUSE_S", 0.01)
+    monkeypatch.setattr(standby_module, "IDLE_S", 0.01)
+
+
+class Clock:
+    """The monotonic clock of a standby."""
+
+    def __init__(self):
+        self.now_s = 1000.0
+
+    def __call__(self):
+        return self.now_s
+
+    def ticks(self):
+        """Let a moment pass, so that the lease is read again."""
+        self.now_s += 0.011
+        return True
+
+
+def a_standby(directory, objects, settings=SETTINGS, clock=None):
+    opens = partial(LevelDBStore.open, directory, TINY, follows=True)
+    options = {} if clock is None else {"clock": clock}
+    return Standby(objects, directory, settings, opens, lambda: 1_000_000, holder="second", **options)
+
+
+@asynccontextmanager
+async def following(directory, objects, settings=SETTINGS, clock=None):
+    """Run a standby during the block; at its end it is killed, as far as a task can be."""
+    standby = a_standby(directory, objects, settings, clock)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(standby.run)
+        with trio.fail_after(PATIENCE_S):
+            yield standby
+        nursery.cancel_scope.cancel()
+
+
+async def has(standby, commit):
+    await until(lambda: standby.status.last is not None and standby.status.last >= commit)
+
+
+async def rows_in(directory):
+    """Return the rows of a directory that is not open, but for the standby's own."""
+    async with await LevelDBStore.open(directory, TINY, follows=True) as store:
+        found = await rows_of(store)
+    found.pop((Table.METADATA, FOLLOWED_KEY), None)
+    return found
+
+
+async def test_a_standby_has_what_the_primary_has_sent(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(20)
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await running.write(20)
+            await running.counted()
+            await has(standby, running.outbox.last)
+            wanted = await rows_of(running.store)
+    assert await rows_in(tmp_path / "second") == wanted
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_standby_that_is_killed_again_and_again_has_what_the_log_has(tmp_path, objects, seed):
+    random, at = Random(seed), 0
+    async with primary(tmp_path / "data", objects) as running:
+        for _ in range(6):
+            for _ in range(random.randrange(12)):
+                at = await write_anything(running.store, random, at)
+            async with following(tmp_path / "second", objects) as standby:
+                if random.random() < 0.5:
+                    await until(lambda: standby.status.last is not None)
+                await trio.sleep(random.choice([0, 0.01, 0.02]))
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+            wanted = await rows_of(running.store)
+    assert await rows_in(tmp_path / "second") == wanted
+
+
+async def test_removals_and_rollbacks_in_sealed_volumes_are_applied_too(tmp_path, objects):
+    async with (
+        primary(tmp_path / "data", objects) as running,
+        following(tmp_path / "second", objects) as standby,
+    ):
+        claim = await running.store.claim(NAME)
+        for number in range(1, 60):
+            await running.store.write([message(number, under(7))], claim=claim)
+            await settled(running.store)
+        await running.store.discard(Table.MESSAGE, [key(number) for number in range(1, 20)])
+        await running.store.write([RollBack(key(1), key(50), 7)], claim=claim)
+        await running.counted()
+        await has(standby, running.outbox.last)
+        wanted = await rows_of(running.store)
+    assert await rows_in(tmp_path / "second") == wanted
+
+
+async def taken_over(standby, directory):
+    """Take over by hand; the standby ends then."""
+    epoch = await standby.take_over()
+    record = read_record(directory)
+    assert (record.standby, record.place.epoch) == (False, epoch)
+    return epoch
+
+
+@asynccontextmanager
+async def promoted(directory, objects, settings=FAST):
+    """Start the primary on a directory that was a standby's."""
+    record = read_record(directory)
+    continues = record.place.commit if record.shift is None else None
+    outbox = Outbox(max_bytes=1 << 30, full_bytes=1000, shift=record.shift or 0, continues=continues)
+    async with primary(directory, objects, settings=settings, outbox=outbox) as running:
+        yield running
+
+
+async def test_after_a_take_over_everything_that_counted_is_there_and_the_log_continues(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(30)
+        await running.counted()
+        wanted, last = await rows_of(running.store), running.outbox.last
+    async with following(tmp_path / "second", objects) as standby:
+        await has(standby, last)
+        await taken_over(standby, tmp_path / "second")
+    assert await rows_in(tmp_path / "second") == wanted
+    async with promoted(tmp_path / "second", objects) as running:
+        assert running.copy.status.counted == running.outbox.last == last
+        running.at = 100
+        await running.write(5)
+        await running.counted()
+        wanted = await rows_of(running.store)
+    assert len(await bases_of(objects)) == 1
+    found, done = await restored(objects, tmp_path / "new")
+    wanted.pop((Table.METADATA, FOLLOWED_KEY), None)
+    assert (found, done.end.commit) == (wanted, last + 5)
+    assert (await verify(objects)).ok
+
+
+async def test_the_numbers_of_commits_continue_after_another_start(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(30)
+        await running.counted()
+        last = running.outbox.last
+    async with following(tmp_path / "second", objects) as standby:
+        await has(standby, last)
+        await taken_over(standby, tmp_path / "second")
+    for turn in range(3):
+        async with promoted(tmp_path / "second", objects) as running:
+            assert running.outbox.last == last
+            running.at = 100 * (turn + 1)
+            await running.write(3)
+            await running.counted()
+            last += 3
+    assert len(await bases_of(objects)) == 1
+    assert (await verify(objects)).gaps == []
+
+
+async def test_a_deposed_primary_ends_and_its_next_start_names_what_never_counted(tmp_path, objects, monkeypatch):
+    deposed = False
+    try:
+        async with primary(tmp_path / "data", objects, finish=False) as running:
+            await running.write(3)
+            await running.counted()
+            last = running.outbox.last
+            async with following(tmp_path / "second", objects) as standby:
+                await has(standby, last)
+                await taken_over(standby, tmp_path / "second")
+            await running.write(4)
+            await trio.sleep_forever()
+    except* ReignOver:
+        deposed = True
+    assert deposed
+    assert not running.copy.lease.holds
+    with pytest.raises(Foreign, match="4 commits") as refused:
+        async with primary(tmp_path / "data", objects):
+            pass
+    assert "second" in refused.value.detail
+    assert "rejoin" in refused.value.hint
+
+
+async def test_a_take_over_is_refused_before_the_base_is_complete(tmp_path, objects):
+    async with following(tmp_path / "second", objects) as standby:
+        with pytest.raises(TakeOverLost, match="base"):
+            await standby.take_over()
+
+
+async def test_a_standby_whose_next_segment_was_removed_begins_with_a_base(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, settings=LEASED) as running:
+        await running.write(3)
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+        place = running.copy.record.place
+        await running.write(5)
+        await running.counted()
+        base = await running.copy._make_base()
+        assert base.place.number > place.number
+        for name in [
+            name
+            for name in objects.found
+            if name.startswith("log/") and name < log_name(base.place.epoch, base.place.number - 1)
+        ]:
+            if not name.endswith(f"{1:020}") or "/" + f"{0:020}" + "/" not in name:
+                del objects.found[name]
+        running.copy.lease.serve(())
+        await until(lambda: decode_lease(objects.found[LEASE][0]).counted == running.outbox.last)
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+            wanted = await rows_of(running.store)
+    assert await rows_in(tmp_path / "second") == wanted
+
+
+async def test_a_take_over_does_not_seal_a_number_that_retention_has_made_free(tmp_path, objects):
+    objects.can_exchange = False  # so that no lease shows that there is more
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+        await running.write(5)
+        await running.counted()
+        base = await running.copy._make_base()
+        last, wanted = running.outbox.last, await rows_of(running.store)
+    epoch = base.place.epoch
+    removed = [log_name(epoch, number) for number in range(1, base.place.number - 1)]
+    for name in removed:
+        del objects.found[name]
+    async with following(tmp_path / "second", objects) as standby:
+        assert await standby.take_over() == epoch + 1
+        assert standby.status.last == last
+    assert not objects.found.keys() & set(removed)
+    assert await rows_in(tmp_path / "second") == wanted
+
+
+async def test_a_standby_takes_over_once_the_lease_was_not_renewed_for_its_time(tmp_path, objects):
+    clock = Clock()
+    async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        last = running.outbox.last
+        running.copy.lease.serve(("http://first:7420",))
+        await until(lambda: decode_lease(objects.found[LEASE][0]).urls)
+    settings = replace(SETTINGS, lease_s=10.0)
+    async with following(tmp_path / "second", objects, settings, clock) as standby:
+        await has(standby, last)
+        await until(lambda: standby.status.urls == ("http://first:7420",))
+        clock.now_s += 9.9
+        asked = objects.asked
+        await until(lambda: objects.asked > asked + 5)
+        assert read_record(tmp_path / "second").standby
+        clock.now_s += 0.2
+        await until(lambda: not read_record(tmp_path / "second").standby)
+    assert read_record(tmp_path / "second").settle is not None
+
+
+async def test_a_renewed_lease_begins_the_time_again(tmp_path, objects):
+    clock = Clock()
+    async with primary(tmp_path / "data", objects, settings=LEASED) as running:
+        await running.write(3)
+        await running.counted()
+        settings = replace(SETTINGS, lease_s=10.0)
+        async with following(tmp_path / "second", objects, settings, clock) as standby:
+            await has(standby, running.outbox.last)
+            for _ in range(5):
+                clock.now_s += 8.0
+                before = decode_lease(objects.found[LEASE][0]).renewed
+                running.copy.lease.serve(())
+                await until(lambda before=before: decode_lease(objects.found[LEASE][0]).renewed > before)
+                await until(
+                    lambda: clock.ticks() and standby._lease.renewed >= decode_lease(objects.found[LEASE][0]).renewed
+                )
+            assert read_record(tmp_path / "second").standby
+
+
+async def test_of_two_standbys_one_takes_over_and_the_other_follows_it(tmp_path, objects):
+    clock = Clock()
+    async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        last = running.outbox.last
+        running.copy.lease.serve(())
+        await until(lambda: decode_lease(objects.found[LEASE][0]).period_ms)
+    settings = replace(SETTINGS, lease_s=10.0)
+    names = ["second", "third"]
+    async with (
+        following(tmp_path / "second", objects, settings, clock) as second,
+        following(tmp_path / "third", objects, settings, clock) as third,
+    ):
+        await has(second, last)
+        await has(third, last)
+        await until(lambda: second._lease is not None and third._lease is not None)
+        clock.now_s += 10.5
+        await until(lambda: any(not read_record(tmp_path / name).standby for name in names))
+        await until(lambda: second.status.epoch == third.status.epoch == 2)
+    roles = sorted(read_record(tmp_path / name).standby for name in names)
+    assert roles == [False, True]
+
+
+async def test_a_primary_that_allows_no_standby_has_none(tmp_path, objects):
+    settings = replace(LEASED, standby="never")
+    async with primary(tmp_path / "data", objects, settings=settings) as running:
+        await running.counted()
+        running.copy.lease.serve(())
+        await until(lambda: decode_lease(objects.found[LEASE][0]).period_ms)
+        with pytest.raises(StoreUnusable, match="no standby"):
+            await a_standby(tmp_path / "second", objects).run()
+
+
+async def test_without_renewals_a_primary_stops_acknowledging_in_time_unless_it_has_no_standby(tmp_path, objects):
+    for allows, holds in (("allowed", False), ("never", True)):
+        settings = replace(LEASED, standby=allows)
+        async with primary(tmp_path / allows, MemoryObjects(), settings=settings) as running:
+            lease, clock = running.copy.lease, Clock()
+            lease._clock = clock
+            lease.serve(())
+            await until(lambda lease=lease, clock=clock: lease._valid_until_s == clock.now_s + 10.0)
+            assert lease.holds
+            clock.now_s += 10.0
+            assert lease.holds is holds
+
+
+async def test_a_directory_with_a_store_of_its_own_does_not_become_a_standbys(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.counted()
+    async with await LevelDBStore.open(tmp_path / "other", TINY):
+        pass
+    with pytest.raises(StoreUnusable, match="cannot become a standby"):
+        await a_standby(tmp_path / "other", objects).run()
+
+
+async def test_a_planned_switch_ends_the_log_cleanly_and_the_primary_can_follow_at_once(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, settings=LEASED) as running:
+        await running.write(5)
+        await running.counted()
+        last = running.outbox.last
+        async with following(tmp_path / "second", objects, replace(SETTINGS, lease_s=10.0)) as standby:
+            await has(standby, last)
+            await running.write(2)
+            await running.copy.finish()
+            await running.copy.hand_over()
+            await until(lambda: not read_record(tmp_path / "second").standby)
+            wanted = await rows_of(running.store)
+    record = read_record(tmp_path / "second")
+    assert (record.settle, record.place.commit, record.place.clean) == (None, last + 2, True)
+    assert await rows_in(tmp_path / "second") == wanted
+    async with promoted(tmp_path / "second", objects) as running:
+        running.at = 100
+        await running.write(3)
+        await running.counted()
+        async with following(tmp_path / "data", objects) as standby:
+            await has(standby, last + 5)
+            wanted = await rows_of(running.store)
+    wanted.pop((Table.METADATA, FOLLOWED_KEY), None)
+    assert await rows_in(tmp_path / "data") == wanted
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_nothing_that_counted_is_lost_over_take_overs_with_lost_answers(tmp_path, seed, monkeypatch):
+    monkeypatch.setattr(carry, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(carry, "MAX_PAUSE_S", 0.01)
+    random, objects = Random(seed), FaultyObjects(seed)
+    names, counted = ["a", "b"], 0
+    run = partial(primary, tmp_path / "a", objects)
+    for turn in range(4):
+        async with run(finish=random.random() < 0.3) as running:
+            running.at = 1000 * turn
+            for _ in range(random.randrange(1, 8)):
+                await running.write(random.randrange(1, 4))
+                await trio.sleep(random.choice([0, 0.001, 0.02]))
+            await running.counted()
+            counted, wanted = running.outbox.last, await rows_of(running.store)
+        wanted.pop((Table.METADATA, FOLLOWED_KEY), None)
+        name = names[(turn + 1) % 2] + str(turn)
+        async with following(tmp_path / name, objects) as standby:
+            await has(standby, counted)
+            await taken_over(standby, tmp_path / name)
+        assert await rows_in(tmp_path / name) == wanted
+        run = partial(promoted_with, tmp_path / name, objects)
+    objects.calm = True
+    assert (await verify(objects)).ok
+
+
+@asynccontextmanager
+async def promoted_with(directory, objects, *, finish):
+    record = read_record(directory)
+    continues = record.place.commit if record.shift is None else None
+    outbox = Outbox(max_bytes=1 << 30, full_bytes=1000, shift=record.shift or 0, continues=continues)
+    async with primary(directory, objects, finish=finish, outbox=outbox) as running:
+        yield running
