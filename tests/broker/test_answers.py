@@ -103,6 +103,8 @@ async def taken(daemon) -> list[tuple[str, str, int, str]]:
     daemon.service.metrics.slow_commit = None  # a slow machine would be reported
     await ask("get_attention")
     await ask("get_replication")
+    await ask("take_over", status=409)
+    await ask("switch_primary", status=409)
     await ask("get_cluster")
     await ask("get_cluster", "topic=ns:t")
     await ask("list_producers", "limit=1")
