@@ -389,7 +389,7 @@ class Standby:
         lease = None if found is None else decode_lease(found.data)
         if lease is not None and not lease.allows_standby:
             raise StoreUnusable(
-                "the primary allows no standby", hint='remove replication.standby = "never" from its settings first'
+                "the primary allows no standby", hint='set replication.standby = "allowed" in its settings first'
             )
         if lease is None or self._lease is None or _sign(lease) != _sign(self._lease):
             self._lease_since_s = self._clock()

@@ -327,3 +327,15 @@ async def test_a_sync_that_fails_after_its_commit_was_sent_ends_the_process_and_
     monkeypatch.undo()
     async with opened(tmp_path / "cut", objects) as (store, _):
         assert await store.get(MESSAGE, key(1)) is not None
+
+
+def test_commit_numbers_of_a_store_that_took_over_are_those_of_the_log():
+    outbox = CountingOutbox(max_bytes=1000, timeout_s=1.0, continues=100)
+    outbox.opened(7)
+    assert (outbox.last, outbox.newest) == (100, 100)
+    outbox.progressed(100, 100)
+    assert (outbox.unsent, outbox.unavailable) == (8, "")
+    outbox.numbered(8)
+    assert not outbox.answers.may_show(outbox.newest)
+    outbox.write_failed(7)
+    assert not outbox.is_torn

@@ -22,6 +22,7 @@ from storage.replication.outbox import Outbox
 from storage.replication.protocol import Foreign, ReignOver, TakeOverLost
 from storage.replication.reading import bases_of, verify
 from storage.replication.record import FOLLOWED_KEY, read_record
+from storage.replication.segment import ASYNC, SYNC, decode_segment, is_segment
 from tests.actors.test_second_copy import FAST, primary, restored, until
 from tests.patience import PATIENCE_S
 from tests.storage.contract import NAME
@@ -393,6 +394,52 @@ async def test_a_planned_switch_ends_the_log_cleanly_and_the_primary_can_follow_
             wanted = await rows_of(running.store)
     wanted.pop((Table.METADATA, FOLLOWED_KEY), None)
     assert await rows_in(tmp_path / "data") == wanted
+
+
+async def base_without_more_log(directory, objects, settings):
+    """Make a log whose newest base is in the last epoch, with no commit after it; return its last commit."""
+    async with primary(directory, objects, settings=settings, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+    async with primary(directory, objects, settings=settings, finish=False) as running:
+        base = await running.copy._make_base()
+        assert base.until == running.outbox.last
+        return running.outbox.last
+
+
+async def test_a_standby_with_a_base_and_no_later_segment_goes_by_the_mode_in_the_log(tmp_path):
+    for mode, cut_ms in (("sync", None), ("async", 1_000_000)):
+        objects, folder = MemoryObjects(), tmp_path / mode
+        last = await base_without_more_log(folder / "data", objects, replace(FAST, mode=mode))
+        async with following(folder / "second", objects) as standby:
+            await has(standby, last)
+            await taken_over(standby, folder / "second")
+        settle = read_record(folder / "second").settle
+        assert (None if settle is None else settle.cut_ms) == cut_ms
+
+
+async def test_the_log_says_async_until_the_rules_of_a_restore_are_applied(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        last = running.outbox.last
+    async with following(tmp_path / "second", objects) as standby:
+        await has(standby, last)
+        await taken_over(standby, tmp_path / "second")
+    async with promoted(tmp_path / "second", objects, settings=replace(FAST, mode="sync")) as running:
+        running.at = 100
+        await running.write()
+        await running.counted()
+        assert newest_mode(objects) == ASYNC
+        await running.copy.settled()
+        await running.write()
+        await running.counted()
+        assert newest_mode(objects) == SYNC
+
+
+def newest_mode(objects):
+    names = [name for name, (data, _) in objects.found.items() if name.startswith("log/") and is_segment(data)]
+    return decode_segment(objects.found[max(names)][0]).mode
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -249,6 +249,32 @@ def test_after_an_unclean_take_over_open_transactions_are_invalid_and_sessions_a
             assert values(client) == [b"committed", b"numbered", b"continued"]
 
 
+def test_in_sync_nothing_acknowledged_is_lost_with_the_primary_and_sessions_and_transactions_continue(tmp_path, place):
+    site = Site(tmp_path, place, *BY_HAND, "replication.mode=sync")
+    with site.daemon("a") as first, site.standby("b"):
+        eventually("everything counts", lambda: all_counts(site.url("a")))
+        with site.client("a", "b", deadline_s=120) as client:
+            client.create_topic("orders")
+            producer = client.producer("orders", "till")
+            producer.publish([b"numbered"])
+            transaction = client.transactions.begin(timeout_s=600)
+            client.publish("orders", [b"open"], transaction=transaction)
+            client.publish("orders", [b"last"])
+            first.kill()
+            eventually("the standby has a base", lambda: state(site.url("b"))["countedCommit"] is not None)
+            assert state(site.url("b"))["mode"] == "sync"
+            site.replica("takeover", "--url", site.url("b"))
+            eventually("the standby serves", lambda: serves(site.url("b")))
+            client.transactions.commit(transaction)
+            producer.publish([b"in the same session"])
+            assert values(client) == [b"numbered", b"open", b"last", b"in the same session"]
+    with site.daemon("b"), site.client("b", deadline_s=120) as client:
+        client.publish("orders", [b"after another start"])
+        assert values(client)[-2:] == [b"in the same session", b"after another start"]
+    checked = json.loads(site.replica("verify", site.place[0], "--json"))
+    assert (checked["ok"], checked["gapsAfter"]) == (True, [])
+
+
 def test_a_deposed_primary_ends_says_who_took_over_and_rejoins_as_a_standby(site):
     with site.daemon("a") as first, site.standby("b"):
         with site.client("a") as client:

@@ -155,6 +155,7 @@ COURSE = [
 #: Answers that depend on the time, or on the instance.
 OF_THE_INSTANCE = {
     *("readyz", "metrics", "topic_metrics", "asyncapi", "begin_backup", "start_scrub", "get_scrub", "get_replication"),
+    *("take_over", "switch_primary"),
 }
 #: Endless answers, and those that combine all instances; each is tested elsewhere.
 OF_ALL = {"follow", "get_events", "get_attention", "list_all_topics"}
