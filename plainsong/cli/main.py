@@ -67,7 +67,10 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "backup": Listed(
             "broker.command.backup:backup", "Back up a running deployment; verify, restore and remove backups."
         ),
-        "replica": Listed("broker.command.replica:replica", "Check and restore the second copy in an object store."),
+        "replica": Listed(
+            "broker.command.replica:replica",
+            "Check and restore the second copy in an object store, and let a standby take over.",
+        ),
         "maintain": Listed(
             "broker.command.maintain.command:maintain", "Show what waits to be cleaned, and clean tables in HBase."
         ),
