@@ -18,7 +18,7 @@ import trio
 from plainsong.protocol.errors import Overloaded, PlainsongError, ShuttingDown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from plainsong.protocol.effects import Ask
     from storage.base import Store
@@ -179,6 +179,10 @@ class Mailbox:
     def is_closed(self) -> bool:
         """True if new tickets are refused permanently."""
         return self._is_closed
+
+    def asks(self) -> Iterator[Ask[Any]]:
+        """Yield the requests that wait."""
+        return (ticket.ask for ticket in self._queue)
 
     async def wait(self, deadline_s: float | None = None) -> None:
         """Wait until ``wake`` is called, the deadline passes, or the mailbox is closed."""

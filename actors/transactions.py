@@ -363,8 +363,9 @@ class TransactionService:
         return self._core().pointers_of(pointer)
 
     def open_of(self, name: str) -> int:
-        """Return the number of open transactions of a name. Raises TransactionsUnavailable."""
-        return sum(1 for record in self._core().ledger.open.values() if record.owner == name)
+        """Return the number of a name's transactions that are open, or about to begin. Raises TransactionsUnavailable."""
+        waiting = sum(1 for ask in self._mailbox.asks() if isinstance(ask, asks.Begin) and ask.owner == name)
+        return waiting + sum(1 for record in self._core().ledger.open.values() if record.owner == name)
 
     @property
     def has_loaded(self) -> bool:

@@ -253,23 +253,18 @@ class Quotas:
                     held.append(place)
         return lambda: self._discount(held)
 
-    def opening(self, who: Identity, count: Callable[[str], int]) -> Callable[[], None]:
-        """Count a transaction as open while it begins, until the returned function is called, once.
+    def check_begin(self, who: Identity, count: Callable[[str], int]) -> None:
+        """Check that a name may begin a transaction.
 
         Args:
-          count: returns the number of a name's open transactions.
+          count: returns the number of a name's transactions that are open, or about to begin.
 
         Raises:
           QuotaExceeded: the name is at its limit; nothing has begun.
         """
         most = self._most(who, "open_transactions")
-        if most is None:
-            return lambda: None
-        place = _Place("open_transactions", who.name)
-        if count(who.name) + self._counts.get(place, 0) >= most:
+        if most is not None and count(who.name) >= most:
             raise self._too_many("open_transactions", most)
-        self._count(place)
-        return lambda: self._discount([place])
 
     def max_topics(self, who: Identity) -> int | None:
         """Return the number of existing topics that a name may have created; None if there is no limit."""

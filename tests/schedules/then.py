@@ -10,14 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from plainsong.protocol import rows
 from storage.base import StoreError
 from tests.schedules import scheduler as sched
 from tests.schedules.world import World
 
 sys.path.append(str(Path(__file__).with_name("then.zip")))
+#: Its name then.
+rows.PLAIN_BESIDE_BYTES = rows.PLAIN_OVERHEAD_BYTES  # type: ignore[attr-defined]
 
-from storage_then import database, group_commit, metadata, packs, tables, tidying, view, volumes  # type: ignore[import-not-found]
-from storage_then.options import LevelDBOptions  # type: ignore[import-not-found]
+from storage_then import database, group_commit, metadata, packs, tables, tidying, view, volumes  # type: ignore[import-not-found]  # noqa: E402
+from storage_then.options import LevelDBOptions  # type: ignore[import-not-found]  # noqa: E402
 
 TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=500, max_open_volumes=2, compression="none")
 #: Files whose lines may be points.

@@ -113,20 +113,9 @@ class TransactionRoutes:
         given = fields_of(_small(request.body), _BEGIN) if request.body.strip() else {}
         given = {name: value for name, value in given.items() if value is not None}
         owner = None if request.who == ANONYMOUS else request.who.name
-        ask = Begin(**given, owner=owner)
-        if owner is None or self.quotas is None:
-            self._put(ask, answered, partial(begun_answer, as_number=as_number))
-            return
-        end = self.quotas.opening(request.who, transactions.open_of)
-
-        def begun(outcome: Answer | Exception) -> None:
-            end()
-            answered(outcome)
-
-        try:
-            self._put(ask, begun, partial(begun_answer, as_number=as_number))
-        except Exception as error:  # noqa: BLE001  # it is the answer
-            begun(error)
+        if owner is not None and self.quotas is not None:
+            self.quotas.check_begin(request.who, transactions.open_of)
+        self._put(Begin(**given, owner=owner), answered, partial(begun_answer, as_number=as_number))
 
     def prepare(self, request: Request, answered: Answered) -> None:
         """Record the changes and check for conflicts. Answers with errors as ``TransactionService.prepare``."""
