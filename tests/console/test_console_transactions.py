@@ -131,7 +131,7 @@ def test_an_abort_shows_what_disappears_and_happens_after_confirmation(screen: S
     screen.click("tx-abort")
     said = screen.says("confirm-text", "gone", f"{ns}:a")
     assert "disappear" in said
-    assert "Committed readers continue: 4 messages behind it become visible." in said
+    assert "Committed readers continue: 4 messages after it become visible." in said
     screen.click("cancel")
     screen.gone("confirm")
     assert client.transactions.get(transaction.id).state == "in_progress"
@@ -245,7 +245,7 @@ def test_instances_are_drained_and_undrained_and_topics_pinned_and_unpinned_afte
         assert screen.run("return window.changed") == []
         screen.click_in("css selector", "[data-testid=drain]", "instance-row", instance="b")
         screen.click("confirm")
-        screen.says("toast", "b is being drained", "3 open topics on the way to others")
+        screen.says("toast", "b is being drained", "3 open topics moving to other instances")
         screen.says("instance-row", "drained", instance="b")
         screen.click("undrain")
         screen.says("confirm-text", "Topics move back to it")

@@ -141,7 +141,7 @@ def test_programs_and_commands_are_installed_where_they_are_expected(wheels):
     main = "plainsong.cli.start:main"
     assert found["client"] == {"console_scripts": {"plainsong": main}}
     assert found["server"]["console_scripts"] == {"plainsong-server": main}
-    verbs = {"serve", "config", "store", "copy", "backup", "maintain", "token", "grants"}
+    verbs = {"serve", "config", "store", "copy", "backup", "maintain", "replica", "token", "grants"}
     assert set(found["server"]["plainsong.commands"]) == verbs
     assert found["spark"] == {"plainsong.commands": {"pipeline": "pyspark_plainsong.pipeline.command:pipeline"}}
 

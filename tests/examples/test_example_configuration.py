@@ -41,7 +41,7 @@ def test_changes_made_while_the_daemon_is_away_are_sent_later(tmp_path: Path, va
             eventually("the program runs", lambda: "starts with {}" in program.said())
             run("configuration", url, *words, "set", "join", "memory", "1g")
             daemon.kill()
-            assert "after the next relay" in run("configuration", url, *words, "set", "join", "memory", "2g")
+            assert "the next relay will publish it" in run("configuration", url, *words, "set", "join", "memory", "2g")
             assert waiting(database) == [2]
             daemon.start()
             run("configuration", url, *words, "relay")
