@@ -84,6 +84,11 @@ class LeaseKeeper:
         """True if no other process can have taken over by itself: commits may be acknowledged."""
         return not self._is_over and (not self._expires or self._clock() < self._valid_until_s)
 
+    @property
+    def terms(self) -> Lease:
+        """The lease as this process last wrote it, or will write it."""
+        return self._lease
+
     def close(self) -> None:
         """Note that another process has taken over: nothing is acknowledged any more."""
         self._is_over = True

@@ -74,6 +74,8 @@ BASE_PAUSE_S = 30.0
 LOOK_EVERY_S = 10.0
 #: How often the place in the log is noted in the directory. A start reads the log from there.
 NOTE_EVERY_S = 5.0
+#: At the end, how often it is looked whether the last batch is complete.
+FINISHING_S = 0.1
 #: A view for a base expires this long after its last use.
 VIEW_S = 300.0
 #: Consecutive segments below a seal, after which no earlier seal is searched for: uploads under way are fewer.
@@ -201,7 +203,15 @@ class SecondCopy:
         since = unsent.entries[0][0] - 1 if unsent.entries else restarted.last
         own = OwnDirectory(restarted.last, frozenset(record.runs), since, applies=self._reign is None)
         known, leased = record.known_epoch, self._objects.can_exchange
-        steps = take_over(self._run, record.place, known=known, leased=leased, directory=own, holder=self._holder)
+        steps = take_over(
+            self._run,
+            record.place,
+            known=known,
+            leased=leased,
+            directory=own,
+            holder=self._holder,
+            terms=self.lease.terms,
+        )
         place = await self._do(steps, self._apply)
         self.lease.began(place.epoch, self._run, self._holder, begun_s)
         if place.commit is not None and place.commit > restarted.last:
@@ -279,11 +289,12 @@ class SecondCopy:
           StoreError, StoreUnusable, DamagedLog: it is not known whether there is a seal.
         """
         self.lease.close()
+        run = secrets.token_bytes(RUN_BYTES)
+        # First, so that its own seal is recognized if the answer to it is lost.
+        await self._note(lambda record: record.started(run))
         record, reign = self._record, self._now
         own = OwnDirectory(self._outbox.last, frozenset(record.runs), self._outbox.last)
         known, leased, holder = record.known_epoch, self._objects.can_exchange, self._holder
-        run = secrets.token_bytes(RUN_BYTES)
-        await self._note(lambda record: record.started(run))
         ended = take_over(
             run, reign.place, known=known, leased=leased, directory=own, holder=holder, clean=reign.counted is not None
         )
@@ -291,6 +302,11 @@ class SecondCopy:
         await self.lease.release(place.epoch, run)
         await self._note(lambda record: replace(record.at(place, run), standby=True, shift=0))
         log.info("the log is handed over", extra={"epoch": reign.epoch, "commit": place.commit})
+
+    @property
+    def is_whole(self) -> bool:
+        """True if everything that was committed can be restored."""
+        return not self._outbox.lost and self._now.counted == self._outbox.last
 
     async def settled(self) -> None:
         """Note that the rules of a restore have been applied. Raises StoreUnusable."""
@@ -358,7 +374,7 @@ class SecondCopy:
                 if not self._under_way:
                     if self._outbox.lost:
                         return
-                    if self._is_finishing:
+                    if self._is_finishing and self._outbox.oldest_ms is None:
                         await self._note_place()
                         return
                 if trio.current_time() >= self._look_at_s:
@@ -366,7 +382,8 @@ class SecondCopy:
                 if self._record.place != self._now.logged_place and trio.current_time() >= self._note_at_s:
                     await self._note_place()
                 due_s = self._due_in_s()
-                with trio.move_on_after(due_s if due_s > 0 else self._interval_s):
+                idle_s = min(self._interval_s, FINISHING_S) if self._is_finishing else self._interval_s
+                with trio.move_on_after(due_s if due_s > 0 else idle_s):
                     await self._woken.wait()
                 self._woken = trio.Event()
 

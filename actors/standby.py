@@ -157,7 +157,10 @@ class Standby:
         """
         self._by_hand, self._refused, self._decided = True, "", trio.Event()
         self._wake.set()
-        await self._decided.wait()
+        try:
+            await self._decided.wait()
+        finally:
+            self._by_hand = False  # a client that has given up must not depose the primary later
         if self._refused:
             raise TakeOverLost(self._refused, hint="plainsong replica status shows how far the standby is")
         return self._place.epoch
@@ -297,6 +300,7 @@ class Standby:
         """Find the place of a store that is or was open."""
         while True:
             try:
+                await store.recover()
                 value = await store.get(Table.METADATA, FOLLOWED_KEY)
                 break
             except StoreError as error:

@@ -123,7 +123,7 @@ async def _follow(config: Config, announce: Callable[[Running], None]) -> bool:
         nursery.start_soon(_keep_alive, notifier)
         has_taken_over = await run_standby(config, listening, stop)
         nursery.cancel_scope.cancel()
-    return has_taken_over
+    return has_taken_over and not stop.is_set()
 
 
 async def _run(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> bool:
@@ -166,7 +166,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
             # Front ends record their own requests.
             traces=traces if config.http.processes == 1 else None,
             copy=copy,
-            switch=switch if outbox is not None else None,
+            switch=switch if outbox is not None and config.replication.standby == "allowed" else None,
         )
         if copy is not None:
             daemon = replace(

@@ -148,7 +148,7 @@ async def second_copy(
         with trio.move_on_after(config.shutdown.drain_s) as finishing:
             await copy.finish()
         if switching.is_set():
-            await _hand_over(copy, start_s, is_complete=not finishing.cancelled_caught)
+            await _hand_over(copy, start_s, is_complete=not finishing.cancelled_caught and copy.is_whole)
         nursery.cancel_scope.cancel()
 
 

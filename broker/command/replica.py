@@ -352,6 +352,10 @@ def leave(
             record = None if home.is_new else read_record(directory)
             if record is None:
                 raise StoreUnusable(f"{directory} has no second copy", hint="name the daemon's data directory")
+            if record.standby and not without_seal:
+                raise StoreUnusable(
+                    f"{directory} is a standby's: leaving would end the log of its primary", hint="remove the directory"
+                )
             if not without_seal:
                 if not config.replication.to:
                     raise StoreUnusable("replication.to is not set", hint="set it as before, or --without-seal")

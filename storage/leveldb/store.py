@@ -166,6 +166,10 @@ class LevelDBStore:
         await self._reopen_if_failed()
         return Claim(name, 0)
 
+    async def recover(self) -> None:
+        """Open the store again if a write has failed. Raises StoreError."""
+        await self._reopen_if_failed()
+
     async def check(self, claim: Claim) -> None:
         """See ``Store.check``. It always holds: no other process can open the directory."""
         del claim

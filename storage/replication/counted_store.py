@@ -59,7 +59,7 @@ class CountingOutbox(Outbox):
             self.is_torn = True
             self.on_full()
         else:
-            self.newest = number  # the batch that failed will not become visible
+            self.newest = number + self.shift  # the batch that failed will not become visible
 
     def opened(self, number: int) -> None:
         """See ``Shipper.opened``.

@@ -221,12 +221,15 @@ class Follower:
     the attempt is by hand, and ends whatever epoch is the last."""
 
 
-def choose_epoch(run: bytes, known: int, holder: str = "", follower: Follower | None = None) -> Steps[int]:
+def choose_epoch(
+    run: bytes, known: int, holder: str = "", follower: Follower | None = None, terms: Lease | None = None
+) -> Steps[int]:
     """Raise the epoch in the lease, and return it.
 
     Args:
       known: the last epoch that the caller's directory has seen, 0 if none.
       holder: the caller's machine, for people.
+      terms: of a caller that serves from now on: its own time, and whether it allows a standby.
     Raises:
       BucketWentBack: the lease is missing, or older.
       TakeOverLost: the lease has changed since the follower has seen it.
@@ -242,6 +245,9 @@ def choose_epoch(run: bytes, known: int, holder: str = "", follower: Follower | 
             raise TakeOverLost("the lease has changed")
         # The time of the lease stays, for the case that this process ends before its first renewal.
         mine = replace(before, epoch=held + 1, run=run, holder=holder, urls=(), renewed=0, released=False)
+        if terms is not None:
+            # A standby must go by these from now on, also before the first renewal.
+            mine = replace(mine, period_ms=terms.period_ms, allows_standby=terms.allows_standby)
         lease = encode_lease(mine)
         request = Create(LEASE, lease) if found is None else Exchange(LEASE, lease, found.etag)
         verdict = yield request
@@ -276,6 +282,7 @@ def take_over(
     holder: str = "",
     clean: bool = False,
     follower: Follower | None = None,
+    terms: Lease | None = None,
 ) -> Steps[Place]:
     """End the last epoch and begin one. Returns the place of its first segment.
 
@@ -291,13 +298,14 @@ def take_over(
       holder: the caller's machine, for people.
       clean: the caller is the primary, and everything that it acknowledged is in the log.
       follower: the caller is a standby.
+      terms: as for ``choose_epoch``.
     Raises:
       ReignOver: another process has chosen a later epoch, and has begun it.
       Foreign: the log was continued by a process that was not started on the directory.
       DirectoryBehind: the directory lacks commits of the log.
       TakeOverLost: see ``Follower``.
     """
-    epoch = (yield from choose_epoch(run, known, holder, follower)) if leased else 0
+    epoch = (yield from choose_epoch(run, known, holder, follower, terms)) if leased else 0
     begun = place.epoch
     attempts = {digest(encode_seal(EpochSeal(epoch, run, holder=holder)))} if leased else set()
     while True:

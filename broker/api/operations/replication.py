@@ -27,7 +27,7 @@ class Replication:
     to: str
     """``replication.to``."""
     switch: Callable[[], None] | None = None
-    """Ends this primary so that a standby takes over at once; None without a second copy."""
+    """Ends this primary so that a standby takes over at once; None if no standby is allowed."""
 
     async def show(self, request: Request) -> Answer:
         """Answer with the present state; without a copy, all but ``role`` is null."""
@@ -69,9 +69,15 @@ class Replication:
         """Stop serving once everything is in the object store, for a standby to take over."""
         request.parameters()
         await trio.lowlevel.checkpoint()
-        if self.switch is None or self.copy is None:
+        if self.copy is None:
             raise Conflict("this daemon has no second copy", hint="plainsong replica status")
+        if self.switch is None:
+            raise Conflict(
+                'replication.standby is "never", so no standby could take over', hint='set it to "allowed", and restart'
+            )
         status = self.copy.status
+        if status.given_up:
+            raise Conflict("the second copy has a gap, and no base after it yet", hint="wait for the next base")
         if status.counted is None:
             raise Conflict("the second copy has no complete base yet, so no standby can take over")
         self.switch()
