@@ -26,7 +26,7 @@ def s3(tmp_path_factory):
 
 
 def script():
-    begin, end = PAGE.index("## A worked disaster"), PAGE.index("## Two machines, one copy")
+    begin, end = PAGE.index("## A worked disaster"), PAGE.index("## A standby")
     for block in blocks(PAGE[begin:end]):
         if block.info != "sh":
             continue
