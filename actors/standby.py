@@ -126,6 +126,8 @@ class Standby:
         self._read_ms: int | None = None
         self._error = ""
         self._by_hand = False
+        #: Callers of ``take_over`` that wait for the same attempt.
+        self._askers = 0
         self._wake = trio.Event()
         self._decided = trio.Event()
         self._refused = ""
@@ -155,12 +157,16 @@ class Standby:
         Raises:
           TakeOverLost: it is not possible now.
         """
-        self._by_hand, self._refused, self._decided = True, "", trio.Event()
-        self._wake.set()
+        if not self._askers:
+            self._by_hand, self._refused, self._decided = True, "", trio.Event()
+            self._wake.set()
+        self._askers += 1
         try:
             await self._decided.wait()
         finally:
-            self._by_hand = False  # a client that has given up must not depose the primary later
+            self._askers -= 1
+            if not self._askers:
+                self._by_hand = False  # clients that have given up must not depose the primary later
         if self._refused:
             raise TakeOverLost(self._refused, hint="plainsong replica status shows how far the standby is")
         return self._place.epoch

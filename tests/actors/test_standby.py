@@ -9,13 +9,15 @@ from random import Random
 
 import pytest
 import trio
+import trio.testing
 
 from actors import standby as standby_module
 from actors.settings import ReplicationConfig
 from actors.standby import Standby
 from plainsong.protocol.effects import RollBack, Table
-from storage.base import StoreUnusable
+from storage.base import StoreError, StoreUnusable
 from storage.leveldb import LevelDBStore
+from storage.leveldb.commit import Committer
 from storage.replication import carry
 from storage.replication.notices import LEASE, decode_lease, log_name
 from storage.replication.outbox import Outbox
@@ -475,3 +477,62 @@ async def promoted_with(directory, objects, *, finish):
     outbox = Outbox(max_bytes=1 << 30, full_bytes=1000, shift=record.shift or 0, continues=continues)
     async with primary(directory, objects, finish=finish, outbox=outbox) as running:
         yield running
+
+
+async def test_a_standby_continues_after_its_disk_has_refused_a_write(tmp_path, objects, monkeypatch):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(5)
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+            real, refused = Committer._write_batch, []
+
+            def write_batch(committer, *args):
+                if not refused and committer._shipper is None:  # the standby's
+                    refused.append(True)
+                    raise StoreError("the disk says no")
+                real(committer, *args)
+
+            monkeypatch.setattr(Committer, "_write_batch", write_batch)
+            await running.write(5)
+            await running.counted()
+            await has(standby, running.outbox.last)
+            assert refused
+
+
+async def test_a_take_over_whose_client_has_given_up_is_not_tried_later(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(5)
+        await running.counted()
+        standby = a_standby(tmp_path / "second", objects)
+        async with trio.open_nursery() as asking:
+            asking.start_soon(standby.take_over)
+            await trio.testing.wait_all_tasks_blocked()
+            asking.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(standby.run)
+            with trio.fail_after(PATIENCE_S):
+                await has(standby, running.outbox.last)
+                await running.write(5)
+                await running.counted()
+                await has(standby, running.outbox.last)  # it follows, and is no primary
+            nursery.cancel_scope.cancel()
+
+
+async def test_two_clients_that_ask_for_a_take_over_get_the_same_epoch(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(5)
+        await running.counted()
+        wanted = running.outbox.last
+    epochs = []
+    async with following(tmp_path / "second", objects) as standby:
+        await has(standby, wanted)
+
+        async def ask():
+            epochs.append(await standby.take_over())
+
+        async with trio.open_nursery() as asking:
+            asking.start_soon(ask)
+            asking.start_soon(ask)
+    assert len(epochs) == 2
+    assert len(set(epochs)) == 1

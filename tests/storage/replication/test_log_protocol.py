@@ -254,6 +254,13 @@ def test_a_lease_is_replaced_only_if_it_is_the_one_that_was_read():
     assert answered(protocol.choose_epoch(RUN, 0), None) == protocol.Create(LEASE, encode_lease(Lease(1, RUN)))
 
 
+def test_a_new_epoch_of_a_primary_has_its_own_terms_before_the_first_renewal():
+    held = protocol.Fetched(encode_lease(Lease(7, OTHER, period_ms=10_000, allows_standby=True)), "tag")
+    terms = Lease(0, b"", period_ms=30_000, allows_standby=False)
+    mine = encode_lease(Lease(8, RUN, period_ms=30_000, allows_standby=False))
+    assert answered(protocol.choose_epoch(RUN, 7, terms=terms), held) == protocol.Exchange(LEASE, mine, "tag")
+
+
 def test_a_lost_answer_of_the_lease_is_a_success_if_the_lease_is_ours():
     held, mine = (protocol.Fetched(encode_lease(each), "tag") for each in (Lease(7, OTHER), Lease(8, RUN)))
     assert answered(protocol.choose_epoch(RUN, 7), held, protocol.Verdict.UNKNOWN, mine) == 8
