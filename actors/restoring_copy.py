@@ -24,7 +24,7 @@ from storage.backup.cut import Cut, NotListed
 from storage.backup.files import LocalFiles
 from storage.backup.folder import BackupFolder
 from storage.backup.objects import encode_row
-from storage.base import StoreError, StoreUnusable
+from storage.base import AFTER_ALL, StoreError, StoreUnusable
 from storage.copying import CopyRequest
 from storage.leveldb import LevelDBStore
 from storage.pace import Pace, paced_rows
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 #: How long the view of the scratch store lasts: nothing else uses that store.
 _VIEW_S = 7 * 86_400.0
 _REPLAYED = TopicName("", "replayed")
-_AFTER_ALL = b"\xff" * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ async def _digest_of(store: LevelDBStore, table: Table) -> bytes:
 
     view = await store.pin(_VIEW_S)
     try:
-        async with aclosing(paced_rows(view, table, b"", _AFTER_ALL, Pace(rest=0.0), take)) as steps:
+        async with aclosing(paced_rows(view, table, b"", AFTER_ALL, Pace(rest=0.0), take)) as steps:
             async for _ in steps:
                 pass
     finally:

@@ -23,7 +23,7 @@ import trio
 
 from actors.lease import LeaseKeeper
 from plainsong.protocol.effects import Table
-from storage.base import StoreError, StoreUnusable
+from storage.base import AFTER_ALL, StoreError, StoreUnusable
 from storage.leveldb.shipping import NO_COMMIT
 from storage.pace import Pace, paced_rows
 from storage.replication.bases import BASES, FORMAT_NAME, MANIFEST, PART_BYTES, Parts, encode_format
@@ -48,7 +48,7 @@ from storage.replication.protocol import (
 )
 from storage.replication.reading import bases_of, rows_of
 from storage.replication.record import Record, read_record, write_record
-from storage.replication.segment import ASYNC, RUN_BYTES, SYNC, encode_segment, is_segment
+from storage.replication.segment import ASYNC, MODES, RUN_BYTES, SYNC, encode_segment, is_segment
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
@@ -84,7 +84,6 @@ MAX_UPLOADS = 16
 UNSENT_BYTES = 64 << 20
 #: Objects by which a start checks the object store.
 PROBES = "probes"
-_AFTER_ALL = b"\xff" * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ class SecondCopy:
         self._base_bytes_per_s = base_bytes_per_s
         self._holder = holder
         self._interval_s = settings.interval_ms / 1000
-        self._mode = SYNC if settings.mode == "sync" else ASYNC
+        self._mode = MODES[settings.mode]
         self._now_ms = now_ms
         self._run = b""
         self._record = Record("")
@@ -560,7 +559,7 @@ class SecondCopy:
         rows: list[Row] = []
         size = 0
         pace = Pace(self._base_bytes_per_s, on_pause=partial(view.renew, VIEW_S))
-        async with aclosing(paced_rows(view, table, b"", _AFTER_ALL, pace, rows.extend)) as steps:
+        async with aclosing(paced_rows(view, table, b"", AFTER_ALL, pace, rows.extend)) as steps:
             async for step in steps:
                 size += step
                 if size >= PART_BYTES:

@@ -6,6 +6,7 @@ back, producers open their sessions again, and no id is assigned twice. Each ste
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from plainsong.protocol.records import Metadata
 from plainsong.protocol.topic.pending import Pending
 from plainsong.protocol.topic.state import TopicLimits
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
-from storage.base import StoreUnusable, read_rows
+from storage.base import AFTER_ALL, StoreUnusable, read_rows
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 _SERVICE_NAME = TopicName("", "transactions")
 _UNBOUNDED = TopicLimits(max_pending=1 << 62, max_producers=1 << 62)
-_END = b"\xff" * 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ async def settle(store: Store, what: Settle, now_ms: int) -> SettledStore:
     """
     # Ids that the primary assigned last may be ahead of this clock, by as much as its clock was.
     now_ms += max(0, what.ahead_ms)
-    rows = await _metadata(store)
+    rows = await read_rows(store, Table.METADATA, b"", AFTER_ALL, limit=sys.maxsize)
     present = _Present.of(rows, what.cut_ms)
     restored = _Restored(present, now_ms)
     await restored.decide()
@@ -79,17 +79,6 @@ async def settle(store: Store, what: Settle, now_ms: int) -> SettledStore:
         await _advance(store, restored, name, now_ms, what.cut_ms)
     await store.write(_difference(dict(present.service), dict(restored.service)), claim=claim)
     return SettledStore(len(present.topics), rolled_back)
-
-
-async def _metadata(store: Store) -> list[Row]:
-    found: list[Row] = []
-
-    def take(rows: Sequence[Row]) -> bool:
-        found.extend(rows)
-        return True
-
-    await store.scan(Table.METADATA, b"", _END, take, first_chunk=1000)
-    return found
 
 
 class _Present:

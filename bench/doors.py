@@ -59,7 +59,7 @@ def empty(request: Request, answered: Answered) -> None:
     answered(Answer(200))
 
 
-def serve_listener(told: Connection) -> None:
+def serve_listener(reports: Connection) -> None:
     """Serve the listener with the handler ``empty`` on a free port, and send the port."""
 
     async def main() -> None:
@@ -80,12 +80,12 @@ def serve_listener(told: Connection) -> None:
                 )
 
             addresses = await nursery.start(server)
-            told.send(int(addresses[0].rpartition(":")[2]))
+            reports.send(int(addresses[0].rpartition(":")[2]))
 
     trio.run(main)
 
 
-def serve_bare(told: Connection) -> None:
+def serve_bare(reports: Connection) -> None:
     """Serve ``bare`` on hypercorn's unmodified trio worker on a free port, and send the port."""
 
     async def main() -> None:
@@ -99,7 +99,7 @@ def serve_bare(told: Connection) -> None:
                 await hypercorn_serve(bare, config, task_status=task_status)
 
             addresses = await nursery.start(server)
-            told.send(int(addresses[0].rpartition(":")[2]))
+            reports.send(int(addresses[0].rpartition(":")[2]))
 
     trio.run(main)
 
@@ -113,7 +113,9 @@ def measure(port: int, connections: int, requests: int, *more: str) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The listener's empty answer beside a bare ASGI application.")
+    parser = argparse.ArgumentParser(
+        description="The listener's empty answer compared with that of a bare ASGI application."
+    )
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--connections", default="1,16,64")
     args = parser.parse_args()

@@ -128,7 +128,7 @@ async def second_copy(
         outbox,
         directory,
         replication,
-        _now_ms,
+        now_ms,
         base_bytes_per_s=config.backup.bytes_per_s,
         holder=platform.node(),
     )
@@ -170,7 +170,7 @@ async def _ship(copy: SecondCopy, objects: Objects) -> None:
 async def _settle(copy: SecondCopy, store: LevelDBStore) -> None:
     """Apply the rules of a restore after a take-over that may have lost commits. Raises StoreError, StoreUnusable."""
     if (what := copy.record.settle) is not None:
-        settled = await settle(store, what, _now_ms())
+        settled = await settle(store, what, now_ms())
         await copy.settled()
         facts = {"topics": settled.topics, "rolled_back": settled.rolled_back}
         log.warning("commits of the last primary may be missing: sessions and transactions begin again", extra=facts)
@@ -204,7 +204,8 @@ def _why(error: str) -> str:
     return f": {error}" if error else ""
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
+    """Return the present time of this machine, in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
@@ -252,7 +253,7 @@ def add_copy_gauges(metrics: Metrics, copy: SecondCopy) -> None:
     copy.puts.on_put = puts.of().observe
 
 
-def copy_findings(copy: SecondCopy, settings: ReplicationConfig, now_ms: Callable[[], int] = _now_ms) -> list[Finding]:
+def copy_findings(copy: SecondCopy, settings: ReplicationConfig, now_ms: Callable[[], int] = now_ms) -> list[Finding]:
     """Report commits that cannot be restored, or only late, and an object store that does not answer."""
     status = copy.status
     why = _why(status.error)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import platform
-import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import trio
 
@@ -27,7 +26,7 @@ from broker.http.route import Accounting, Endpoint, accounted
 from broker.http.server import load_application, serve_http
 from broker.logs import AccessLog
 from broker.metrics import VARY_ACCEPT, Metrics
-from broker.replication import open_objects
+from broker.replication import now_ms, open_objects
 from broker.security.setup import build_security
 from broker.tls import certificates_of
 from plainsong.protocol.errors import Conflict, ReplicationUnavailable
@@ -35,7 +34,7 @@ from plainsong.protocol.errors import Standby as StandbyRefusal
 from plainsong.protocol.version import VERSION
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.replication.protocol import TakeOverLost
-from storage.replication.segment import ASYNC, SYNC
+from storage.replication.segment import mode_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Names the URLs at which clients reach the primary.
 PRIMARY_HEADER = "Plainsong-Primary"
-_MODES: dict[int, Literal["async", "sync"]] = {ASYNC: "async", SYNC: "sync"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class StandbyRoutes:
         shown: ReplicationState = {
             "role": "standby",
             "to": self.to,
-            "mode": _MODES.get(status.mode),
+            "mode": mode_name(status.mode),
             "epoch": status.epoch,
             "lastCommit": status.last,
             "countedCommit": status.last if status.caught_up else None,
@@ -164,7 +162,7 @@ async def run_standby(config: Config, announce: Callable[[Sequence[str]], None],
         directory,
         replication,
         partial(LevelDBStore.open, directory, LevelDBOptions(config.storage), address=config.http.bind, follows=True),
-        lambda: time.time_ns() // 1_000_000,
+        now_ms,
         holder=platform.node(),
     )
     has_taken_over = False

@@ -391,6 +391,8 @@ async def read_rows(
     return rows
 
 
+#: Above every key of every table.
+AFTER_ALL = b"\xff" * 64
 #: Rows that ``drop_rows`` removes at a time.
 _DROP_ROWS = 1000
 

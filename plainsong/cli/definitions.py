@@ -118,16 +118,16 @@ def import_file(
         query = {"prune": "true"} if prune else {}
         if prune and scope is not None:
             query["namespace"] = scope
-        told = _put(client, wanted, {**query, "dryRun": "true"})
+        answer = _put(client, wanted, {**query, "dryRun": "true"})
         if not dry_run:
-            if told["warnings"]:
-                lines = [escaped(each) for each in told["warnings"]]
+            if answer["warnings"]:
+                lines = [escaped(each) for each in answer["warnings"]]
                 confirmed("\n".join([*lines[:10], *(["…"] if len(lines) > 10 else []), "Continue?"]), yes=yes)
-            told = _put(client, wanted, query)
+            answer = _put(client, wanted, query)
     if as_json:
-        echo_json(told)
+        echo_json(answer)
     else:
-        output.echo_lines(_lines(told, dry_run=dry_run))
+        output.echo_lines(_lines(answer, dry_run=dry_run))
 
 
 def _put(client: Client, wanted: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
@@ -189,20 +189,20 @@ def _current(client: Client, name: str) -> dict[str, str]:
         return {}
 
 
-def _lines(told: Mapping[str, Any], *, dry_run: bool) -> list[str]:
+def _lines(answer: Mapping[str, Any], *, dry_run: bool) -> list[str]:
     """A line for each change, the warnings of a dry run, and the counts."""
-    lists = told["effect"] if dry_run else told
+    lists = answer["effect"] if dry_run else answer
     lines = [
-        f"{sign} {escaped(path)}{_change(told, path)}" for verdict, sign in _SIGNS.items() for path in lists[verdict]
+        f"{sign} {escaped(path)}{_change(answer, path)}" for verdict, sign in _SIGNS.items() for path in lists[verdict]
     ]
     if dry_run:
-        lines += [f"warning: {escaped(each)}" for each in told["warnings"]]
+        lines += [f"warning: {escaped(each)}" for each in answer["warnings"]]
     return [*lines, ", ".join(f"{len(lists[verdict])} {verdict}" for verdict in (*_SIGNS, "unchanged"))]
 
 
-def _change(told: Mapping[str, Any], path: str) -> str:
+def _change(answer: Mapping[str, Any], path: str) -> str:
     """The changed properties of a definition: ``  ttl 1h -> 30d``."""
-    before, after = told["before"].get(path), told["after"].get(path)
+    before, after = answer["before"].get(path), answer["after"].get(path)
     if after is None:
         return ""
     if not isinstance(after, dict):  # a pin

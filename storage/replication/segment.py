@@ -22,7 +22,7 @@ import hashlib
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from plainsong.protocol.effects import Put, Table
 from plainsong.protocol.errors import StorageFailed
@@ -34,6 +34,9 @@ MAGIC = b"PLSG"
 FORMAT = 1
 #: Modes of a primary; the log says which one was in force, whatever the settings say now.
 ASYNC, SYNC = 1, 2
+_MODE_NAMES: dict[int, Literal["async", "sync"]] = {ASYNC: "async", SYNC: "sync"}
+#: By their names in the settings.
+MODES: dict[str, int] = {name: mode for mode, name in _MODE_NAMES.items()}
 RUN_BYTES = 16
 HASH_BYTES = 32
 #: Stands for the object before the first one of a log.
@@ -49,6 +52,11 @@ _REMOVED, _RANGE, _RUN = 0x80, 0x40, 0x20
 _TABLES = {int(table): table for table in Table}
 #: A run of fewer rows would be no shorter than the rows one by one.
 _MIN_RUN = 2
+
+
+def mode_name(mode: int) -> Literal["async", "sync"] | None:
+    """Return the name of a mode; None if it is not known yet."""
+    return _MODE_NAMES.get(mode)
 
 
 class DamagedLog(StorageFailed):

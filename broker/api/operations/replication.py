@@ -10,7 +10,7 @@ import trio
 from broker.api.answers import json_answer
 from plainsong.protocol.answers.service import HandedOver, ReplicationState
 from plainsong.protocol.errors import Conflict
-from storage.replication.segment import SYNC
+from storage.replication.segment import mode_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class Replication:
         shown: ReplicationState = {
             "role": "primary",
             "to": self.to,
-            "mode": "sync" if status.mode == SYNC else "async",
+            "mode": mode_name(status.mode),
             "epoch": status.epoch,
             "lastCommit": status.last,
             "countedCommit": status.counted,
