@@ -125,6 +125,20 @@ async def test_a_write_completes_once_its_commit_counts_and_not_before(tmp_path,
         objects.let_all()
 
 
+async def test_a_commit_that_an_actor_begins_completes_once_it_counts_and_not_before(tmp_path, objects):
+    async with opened(tmp_path / "data", objects) as (store, _):
+        objects.holds = True
+        done = []
+        store.begin([message(1)], done.append, claim=None)
+        (name,) = await objects.held(1)
+        await idle()
+        assert not done
+        objects.let(name)
+        await until(lambda: done)
+        assert done == [None]
+        objects.let_all()
+
+
 async def test_a_segment_that_is_stored_before_an_earlier_one_completes_nothing(tmp_path, objects):
     async with opened(tmp_path / "data", objects) as (store, nursery):
         writing = Writing(store, nursery)
