@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Protocol
 
 import trio
+
+from storage.clock import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -130,11 +131,11 @@ class SystemClock:
 
     def now_ms(self) -> int:
         """Return the present time; counts a regression."""
-        now_ms = time.time_ns() // 1_000_000
-        if now_ms < self._last_ms:
+        present_ms = now_ms()
+        if present_ms < self._last_ms:
             self.regressions += 1
-        self._last_ms = now_ms
-        return now_ms
+        self._last_ms = present_ms
+        return present_ms
 
 
 #: Seconds between checks of the clock.

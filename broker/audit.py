@@ -96,14 +96,6 @@ ACTIONS = {
     "start_scrub": "scrub.start",
     "switch_primary": "replication.switch",
 }
-#: All recorded actions.
-RECORDED = frozenset(ACTIONS.values()) | {
-    "backup.restore",
-    "security.reload",
-    "security.refused",
-    "replication.takeover",
-    "replication.rejoin",
-}
 #: Outcome of HTTP → outcome of a record; others are ``unknown``.
 _OUTCOMES = {"not-applied": "refused", "applied": "applied"}
 #: Routes whose record shows the target's properties before the change.

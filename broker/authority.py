@@ -13,7 +13,8 @@ from actors.ownership import Alone
 from actors.pointers import Enlistments
 from actors.replica import RoutedTransactions
 from actors.tephra import ForeignTephra
-from actors.transactions import SERVICE_NAME, TransactionService
+from actors.transaction_actor import SERVICE_NAME
+from actors.transactions import TransactionService
 from broker.config.values import parse_address
 from plainsong.protocol.errors import TransactionsUnavailable
 from plainsong.protocol.transactions.ledger import TransactionSettings

@@ -562,7 +562,7 @@ class TopicSamples(Collector):
 
 
 class Decisions:
-    """Implements ``actors.transactions.TransactionObserver``."""
+    """Implements ``actors.observe.TransactionObserver``."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

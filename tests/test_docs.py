@@ -14,7 +14,7 @@ import pytest
 
 import plainsong
 from broker.api.schemas import status_of_code
-from broker.audit import RECORDED
+from broker.audit import ACTIONS
 from broker.config import every_setting
 from broker.config.config import sections
 from plainsong.cli.job_metrics import METRICS, PREFIX
@@ -64,6 +64,16 @@ def test_files_and_folders_named_in_documents_exist(name: str):
 def test_tests_named_in_documents_exist(name: str):
     named = {test for span in spans(DOCUMENTS[name]) for test in re.findall(r"\btest_\w+\b(?!\.py)", span)}
     assert named <= all_tests()
+
+
+#: All actions that the audit records: of routes, and of the daemon itself.
+RECORDED = frozenset(ACTIONS.values()) | {
+    "backup.restore",
+    "security.reload",
+    "security.refused",
+    "replication.takeover",
+    "replication.rejoin",
+}
 
 
 @functools.cache

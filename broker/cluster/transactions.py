@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.transactions import SERVICE_NAME, service_moved
+from actors.transaction_actor import SERVICE_NAME, service_moved
 from broker.link.flow import LinkBroken, Reply
 from broker.link.http_codec import collect
 from broker.link.server import in_task

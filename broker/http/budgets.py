@@ -74,7 +74,6 @@ class BodyBudget:
         "long_work",
         "max_bytes",
         "reserved_bytes",
-        "yielded",
     )
 
     def __init__(self, max_bytes: int, answers: AnswerBudget | None = None) -> None:
@@ -84,8 +83,6 @@ class BodyBudget:
         self.long_work = LongWork()
         #: Limits decompression to its own threads, so that other threaded work does not queue for them.
         self.inflating = trio.CapacityLimiter(INFLATING_THREADS)
-        #: Number of requests that had to give way.
-        self.yielded = 0
         #: Shares that can give way → since when.
         self._yielding: dict[Reservation, float] = {}
         #: Time of the earliest next search.
@@ -140,7 +137,6 @@ class BodyBudget:
             self._search_s = now_s + SEARCH_PAUSE_S
             return False
         for share in giving:
-            self.yielded += 1
             share.give_way()
         return True
 

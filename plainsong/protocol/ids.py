@@ -71,6 +71,13 @@ def position_at(number: int) -> bytes:
     return number.to_bytes(POSITION_BYTES, "big")
 
 
+def checked_position(value: object) -> bytes:
+    """Return ``value``, decoded from a row, if it is a position. Raises ValueError."""
+    if not isinstance(value, bytes) or len(value) != POSITION_BYTES:
+        raise ValueError(f"{str(value)[:40]!r} is not a position")
+    return value
+
+
 def published_ms(message_id: bytes) -> int:
     """The publish timestamp of an id, or of a position."""
     return int.from_bytes(message_id[:8], "big")

@@ -23,8 +23,8 @@ from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import Create, Look, Publish
 from plainsong.protocol.topic.state import TopicLimits
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 NAME = TopicName("ns", "t")
 START_MS = 1_700_000_000_000

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import trio
 from actors_in_process import START_MS, Harness, SetClock, actors
+from asked_service import AskedService
 
 from actors.invalid_list import InvalidPass
 from actors.pointers import PointerIndex
 from actors.reading import read_page
 from actors.settings import RetentionConfig
-from actors.transactions import TransactionService
 from plainsong.protocol.ids import FIRST_BOUND, after
 from plainsong.protocol.topic.asks import Look
 from plainsong.protocol.topic.state import TopicLimits
@@ -43,7 +43,7 @@ class Daemon:
     """The parts that tests use."""
 
     harness: Harness
-    service: TransactionService
+    service: AskedService
     index: PointerIndex
     invalid_pass: InvalidPass
 
@@ -79,7 +79,7 @@ async def daemon(disk, clock, *, lifetime_ms=LIFETIME_MS, timeout_ms=30_000, pru
     async def ask_topic(name, ask):
         return await around[0].ask(ask, name)
 
-    service = TransactionService(disk, clock, index, ask_topic, settings)
+    service = AskedService(disk, clock, index, ask_topic, settings)
     limits = TopicLimits(max_lifetime_ms=lifetime_ms, checkpoint_rows=5)
     inside = actors(
         disk, clock=clock, limits=limits, janitor=janitor, pointers=index, authority=service, cache_bytes=1 << 14

@@ -30,9 +30,9 @@ from plainsong.protocol.topic.chain import StoredRow
 from plainsong.protocol.topic.verify import KnownHead, Verifier
 from storage.base import read_rows
 from storage.config import StorageConfig
-from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 STEPS = RetentionConfig(interval_s=60, delete_grace_s=100, step_rows=3)
 ENTRIES = payload_prefix(NAME, 1, CHAIN_POINTER)

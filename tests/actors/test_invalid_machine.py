@@ -26,8 +26,8 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import OutcomeUnknown, PlainsongError, TransactionConflict, TransactionNotInProgress
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 NAMES = [TopicName("ns", "a"), TopicName("ns", "b")]
 SLOTS = 3

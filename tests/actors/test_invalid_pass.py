@@ -25,8 +25,8 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
 from plainsong.protocol.topic.asks import Remove, Undelete
 from plainsong.protocol.transactions.asks import CompletePass, PruningFigures
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 OTHER = TopicName("ns", "other")
 

@@ -27,8 +27,8 @@ from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.topic.asks import Create, GetProducer, ListProducers, OpenProducer, Remove, RemoveProducer
 from plainsong.protocol.topic.producer_state import NamespacePolicy
 from plainsong.protocol.topic.state import TopicLimits
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 
 def send(harness, ids, producer="p", **more):

@@ -113,9 +113,9 @@ def test_a_slow_clock_is_corrected_within_its_tolerance_and_refused_beyond_it(
     fields = {"format": 1, "cutMs": 1_000_000, "topics": [], "service": [], "metadata": []}
     folder.put_manifest({**fields, "id": "20261122T055514Z-000001"})
     folder.put_manifest({**fields, "id": "20261122T055514Z-000002", "cutMs": 5})
-    monkeypatch.setattr(command, "_now_ms", lambda: 1_000_000 - behind_ms)
+    monkeypatch.setattr(command, "now_ms", lambda: 1_000_000 - behind_ms)
     assert command._present_ms(folder, None) == present_ms
     assert command._present_ms(folder, 2_000_000) == 2_000_000
-    monkeypatch.setattr(command, "_now_ms", lambda: 1_000_000 - 60_001)
+    monkeypatch.setattr(command, "now_ms", lambda: 1_000_000 - 60_001)
     with pytest.raises(CommandFailed, match="000001"):
         command._present_ms(folder, None)

@@ -20,10 +20,10 @@ from plainsong.protocol.records import Metadata
 from plainsong.protocol.rows import plain_head
 from storage.base import StoreError
 from storage.config import StorageConfig
-from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.memory import MemoryStore
 from tests.storage import far_store
+from tests.storage.faulty import FaultyStore
 
 SMALL = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, block_cache_bytes=0))
 #: So few tables that LevelDB merges none of them, which would leave replaced ones in the folder.

@@ -17,9 +17,9 @@ from plainsong.protocol.keys import pointer_key
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import Create, ListPointers, OpenProducer, PublishStaged, Remove, Stats, StoreStaged
 from plainsong.protocol.topic.state import TopicLimits
-from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 STEPS = RetentionConfig(interval_s=60, delete_grace_s=100, step_rows=3)
 LONG_LIVED = TopicLimits(max_lifetime_ms=10_000_000)

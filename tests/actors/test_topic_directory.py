@@ -13,8 +13,8 @@ from trio.testing import wait_all_tasks_blocked
 from plainsong.protocol.errors import Overloaded, PlainsongError, Recovering, ShuttingDown, StorageFailed, TopicNotFound
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import Describe
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 
 def names(count):

@@ -15,8 +15,8 @@ from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.rows import decode_row
 from plainsong.protocol.topic.asks import ListPointers, PublishUnder, Remove, RollBackPointer, StoreUnder, Undelete
 from plainsong.protocol.transactions.transaction import NoAuthority
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 P, Q = 1_700_000_000_000_000_000, 1_700_000_000_000_000_001
 

@@ -6,6 +6,7 @@ import pytest
 import trio
 import trio.testing
 from actors_in_process import SetClock
+from transaction_snapshots import decode_snapshot
 from transactions_in_process import OTHER, TOPIC, serving, settle
 
 from plainsong.protocol.errors import (
@@ -21,11 +22,11 @@ from plainsong.protocol.errors import (
     TransactionNotInProgress,
     TransactionsUnavailable,
 )
-from plainsong.protocol.tephra.state import decode_snapshot, decode_transaction, encode_transaction
+from plainsong.protocol.tephra.state import decode_transaction, encode_transaction
 from plainsong.protocol.transactions.transaction import TransactionType
-from storage.faulty import FaultyStore
 from storage.leveldb.store import LevelDBStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 
 async def caught(call, *args):

@@ -14,17 +14,17 @@ from random import Random
 import pytest
 import trio
 from actors_in_process import SetClock, actors
+from asked_service import AskedService
 from pointers_in_process import publish, store
 
 from actors.pointers import PointerIndex
 from actors.reading import read_page
-from actors.transactions import TransactionService
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import FIRST_BOUND, after
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.transactions.ledger import TransactionSettings
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 NAMES = [TopicName("ns", each) for each in "abc"]
 
@@ -189,7 +189,7 @@ async def test_committed_readers_see_all_or_nothing_in_any_race(seed, failing, a
     def ask_topic(name, ask):
         return topics[0].ask(name, ask)
 
-    service = TransactionService(faulty, clock, index, ask_topic, TransactionSettings(timeout_ms=4_000))
+    service = AskedService(faulty, clock, index, ask_topic, TransactionSettings(timeout_ms=4_000))
     async with (
         actors(faulty, clock=clock, pointers=index, authority=service) as harness,
         trio.open_nursery() as nursery,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transactions_of_instances import OTHER, cluster_of
 
-from actors.transactions import SERVICE_NAME
+from actors.transaction_actor import SERVICE_NAME
 from plainsong.protocol.errors import NoOwner, PlainsongError
 
 TOPICS = (NAME, OTHER)

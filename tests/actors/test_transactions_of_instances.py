@@ -10,7 +10,7 @@ from transactions_in_process import settle
 from transactions_of_instances import OTHER, cluster_of
 
 import actors.replica
-from actors.transactions import SERVICE_NAME
+from actors.transaction_actor import SERVICE_NAME
 from plainsong.protocol.errors import (
     GenerationChanged,
     NoOwner,

@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager
 
 import trio
 from actors_in_process import SetClock
+from asked_service import AskedService
 
 from actors.observe import NoTransactionObserver
 from actors.pointers import PointerIndex
-from actors.transactions import TransactionService
 from plainsong.protocol.errors import TransactionNotInProgress
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import ListPointers, PointerView, RollBackPointer
 from plainsong.protocol.transactions.ledger import TransactionSettings
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 TOPIC, OTHER = TopicName("ns", "t"), TopicName("ns", "u")
 
@@ -96,7 +96,7 @@ class Harness:
         self.counts = Counts()
         self.loads = 0
         self.loaded = trio.Event()
-        self.service = TransactionService(
+        self.service = AskedService(
             store, clock, self.index, self.topics.ask, TransactionSettings(**settings), self.counts
         )
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 import trio
 from actors_in_process import NAME, SetClock, actors
+from asked_service import AskedService
 from owners_in_process import OwnStore, View
 from pointers_in_process import request
 
 from actors.pointers import Enlistments, PointerIndex
 from actors.reading import read_page
 from actors.replica import RoutedTransactions
-from actors.transactions import SERVICE_NAME, TransactionService
+from actors.transaction_actor import SERVICE_NAME
 from plainsong.protocol.errors import NoOwner, TransactionsUnavailable
 from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.names import TopicName
@@ -183,7 +184,7 @@ async def _instance(cluster, name, shared, clock, settings, stack):
         return await cluster.ask(name, topic, what)
 
     def build():
-        return TransactionService(store, clock, pointers, ask, TransactionSettings(**settings))
+        return AskedService(store, clock, pointers, ask, TransactionSettings(**settings))
 
     transactions = RoutedTransactions(build, view, pointers, Peer(cluster, name))
     enlistments = Enlistments(transactions.enlist)

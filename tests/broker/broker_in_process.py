@@ -24,9 +24,9 @@ from broker.http.gate import Gate
 from broker.http.quart_app import build_application
 from broker.http.server import serve_http
 from broker.metrics import Metrics
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 from tests.patience import PATIENCE_S
+from tests.storage.faulty import FaultyStore
 
 #: 2023-11-14, the time of the golden bytes.
 START_MS = 1_700_000_000_000

@@ -9,9 +9,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 from whole_course import NAMES, Failed, Scene, life
 
-from actors.transactions import SERVICE_NAME
-from storage.faulty import FaultyStore
+from actors.transaction_actor import SERVICE_NAME
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 
 class GatedStore(FaultyStore):

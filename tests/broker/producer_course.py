@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import trio
 from broker_in_process import TOPICS
 
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 PUBLISH, POLL, PRODUCERS = f"{TOPICS}/t/publish", f"{TOPICS}/t/poll", f"{TOPICS}/t/producers"
 #: A snapshot with every other request, so that faults hit its rows too.

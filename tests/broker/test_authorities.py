@@ -9,8 +9,8 @@ from actors.authority import AuthorityChanged, keep_authority
 from broker.authority import build_authority, describe_authority, service_settings
 from broker.config.sections import ClusterConfig, TransactionsConfig
 from plainsong.protocol.errors import TransactionsUnavailable
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 POINTER = START_MS * 1_000_000
 

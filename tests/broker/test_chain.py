@@ -24,10 +24,10 @@ from storage.backup.folder import BackupFolder
 from storage.base import read_rows
 from storage.config import StorageConfig
 from storage.copying import CopyRequest
-from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.memory import MemoryStore
 from tests.kept.make import back_up
+from tests.storage.faulty import FaultyStore
 
 NAME = TopicName("ns", "t")
 PREFIX = generation_prefix(NAME, 1)

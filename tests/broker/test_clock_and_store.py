@@ -9,8 +9,8 @@ from broker_in_process import START_MS, SetClock, in_process
 
 from actors.store_time import shown_ms
 from storage.base import StoreUnusable
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 DAY_MS = 86_400_000
 

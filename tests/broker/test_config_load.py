@@ -203,6 +203,11 @@ def test_values_by_name_make_the_same_configuration():
     assert config_of({name: setting.default for name, setting in every_setting().items()}) == Config()
 
 
+def test_an_unknown_name_of_a_value_is_refused():
+    with pytest.raises(ValueError, match=r"unknown settings: http\.bnid, stroage\.kind"):
+        config_of({"stroage.kind": "memory", "http.bnid": "127.0.0.1:0", "storage.kind": "memory"})
+
+
 def test_settings_cannot_be_changed_afterwards():
     with pytest.raises(AttributeError):
         Config().http.bind = "0.0.0.0:1"  # type: ignore[misc]

@@ -7,7 +7,7 @@ import math
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.config import every_setting
@@ -120,6 +120,14 @@ def test_every_default_is_allowed_and_round_trips(setting):
     value = read_value(setting.meaning, shown, text=False)
     assert value == setting.default
     assert type(value) is type(setting.default)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+@example('a\nb\t\x1f\x7f"\\c')
+def test_every_text_is_shown_as_toml_of_one_line(text):
+    shown = show_value(PATH, text)
+    assert tomllib.loads("x = " + shown) == {"x": text}
+    assert "\n" not in shown
 
 
 @given(st.integers(0, 2**62))

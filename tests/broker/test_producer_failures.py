@@ -14,9 +14,9 @@ from actors.janitor import Janitor
 from actors.settings import RetentionConfig
 from plainsong.protocol.effects import Table
 from plainsong.protocol.keys import HIGH_WATER, PRODUCER
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 from tests.patience import PATIENCE_S
+from tests.storage.faulty import FaultyStore
 
 PUBLISH, PRODUCERS = f"{TOPICS}/t/publish", f"{TOPICS}/t/producers"
 

@@ -9,6 +9,7 @@ from thriftpy2.protocol import TCyBinaryProtocolFactory
 from thriftpy2.rpc import make_client
 from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TCyFramedTransportFactory
+from transaction_snapshots import decode_snapshot
 
 from actors.pointers import PointerIndex
 from actors.tephra import ForeignTephra
@@ -17,7 +18,7 @@ from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
 from broker.thrift import TephraMethods, serve_thrift
 from plainsong.protocol.tephra.rpc import ILLEGAL_ARGUMENT, INTERNAL_ERROR, TOO_LARGE, decode_reply, encode_call
-from plainsong.protocol.tephra.state import EntryType, decode_snapshot, decode_transaction
+from plainsong.protocol.tephra.state import EntryType, decode_transaction
 from plainsong.protocol.tephra.thrift import ThriftFrames, framed
 from plainsong.protocol.transactions.ledger import TransactionSettings
 from plainsong.protocol.transactions.transaction import Transaction, TransactionType

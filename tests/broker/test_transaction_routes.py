@@ -13,8 +13,8 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.tephra.state import decode_transaction
 from plainsong.protocol.transactions.ledger_rows import HEAD, service_key
 from plainsong.protocol.transactions.transaction import TransactionType
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 TX = "/v1/transactions"
 every_listener = pytest.mark.parametrize("listener", [None, "hot", "application"])

@@ -15,8 +15,8 @@ from broker.api.topics import stats as topic_stats
 from plainsong.protocol.ids import after
 from plainsong.protocol.tephra.state import encode_transaction
 from plainsong.protocol.transactions.transaction import Transaction
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 MANY = "/v1/namespaces/ns/poll"
 

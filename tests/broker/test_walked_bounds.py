@@ -10,9 +10,9 @@ from broker.config import every_setting
 from plainsong.protocol.properties import DEFAULT_TTL_S, TopicProperties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES, MAX_PRODUCER_BYTES, MAX_SEGMENT_BYTES, MAX_TTL_S
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 from storage.settings import Kind
+from tests.storage.faulty import FaultyStore
 
 LONG = 255
 #: Settings of parts that are not in this process: listeners, disk, other instances, files of certificates and tokens.

@@ -11,6 +11,7 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import Create, ListPointers, PublishUnder
+from plainsong.protocol.transactions.asks import Begin
 from storage.memory import MemoryStore
 
 NAME = TopicName("ns", "t")
@@ -23,7 +24,7 @@ async def test_rounds_of_the_janitor_scan_for_the_invalid_list_which_the_service
         await service.start(actors)
         assert service.authority.embedded is not None
         await service.directory.ask(NAME, Create(TopicProperties()))
-        begun = await service.authority.embedded.begin()
+        begun = await service.authority.embedded.ask(Begin())
         pointer = begun.transaction.write_pointer
         await service.directory.ask(NAME, PublishUnder(PublishRequest([b"x"], pointer), 1))
         await service.authority.embedded.invalidate(pointer)

@@ -16,10 +16,10 @@ from broker_in_process import TOPICS, in_process
 from actors.invalid_list import InvalidPass
 from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
 from plainsong.protocol.ids import FIRST_BOUND
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 from tests.daemon.transactional_checker import check
 from tests.daemon.transactional_history import Log, Page, Request, Transaction
+from tests.storage.faulty import FaultyStore
 
 TX = "/v1/transactions"
 NAMES = ("a", "b")

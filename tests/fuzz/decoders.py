@@ -55,7 +55,6 @@ from plainsong.protocol.tephra.rpc import (
 )
 from plainsong.protocol.tephra.state import (
     ManagerState,
-    decode_snapshot,
     decode_transaction,
     decode_visibility_state,
     encode_snapshot,
@@ -375,12 +374,6 @@ DECODERS = [
     ),
     Decoder(
         "snapshot of a transaction", decode_transaction, (MalformedTransaction,), [encode_transaction(TRANSACTION)]
-    ),
-    Decoder(
-        "state of the service",
-        decode_snapshot,
-        (MalformedTransaction,),
-        [encode_snapshot(ManagerState(4000, 999, 1002, (5, 300)))],
     ),
     Decoder(
         "visible state",

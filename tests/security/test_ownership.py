@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from plainsong.protocol.transactions.asks import Begin
 from tests.security.named import named
 
 T = "/v1/namespaces/ns/topics"
@@ -69,7 +70,7 @@ async def test_the_owner_of_a_transaction_survives_a_restart(tmp_path):
 async def test_a_transaction_without_a_name_belongs_to_operators(tmp_path):
     async with named(tmp_path) as running:
         service = running.daemon.service.authority.embedded
-        pointer = (await service.begin()).transaction.transaction_id
+        pointer = (await service.ask(Begin())).transaction.transaction_id
         assert (await running.ask("owner", "POST", f"{TX}/{pointer}/commit")).status_code == 403
         assert (await running.ask("operator", "POST", f"{TX}/{pointer}/commit")).status_code == 200
 

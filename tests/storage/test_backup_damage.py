@@ -18,10 +18,10 @@ from storage.backup.cut import Cut
 from storage.backup.objects import decode_rows
 from storage.base import StoreError, Unreadable
 from storage.config import StorageConfig
-from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.memory import MemoryStore
 from storage.pace import Pace
+from tests.storage.faulty import FaultyStore
 
 OPTIONS = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 19, block_cache_bytes=0))
 NAMES = [TopicName("shop", f"topic-{number:04d}") for number in range(300)]

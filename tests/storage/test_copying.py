@@ -18,9 +18,9 @@ from storage import copying as writing
 from storage.base import Deposed, StoreError, StoreUnusable, read_rows
 from storage.copy_parts import COPY_KEY, DONE, CopyRow, copy_row, refuse_unfinished
 from storage.copying import CopyRequest, CopyRun, StoresDiffer
-from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBStore
 from storage.memory import MemoryStore, SharedMemory
+from tests.storage.faulty import FaultyStore
 from tests.storage.rows_of_all_kinds import (
     INVALID,
     NOW_MS,

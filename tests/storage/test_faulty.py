@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from plainsong.protocol.effects import Delete, Put, Table, put_one
 from storage.base import StoreError
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
 from tests.storage.contract import LAST, MESSAGE, METADATA, NAME, StoreContract, everything, numbered
+from tests.storage.faulty import FaultyStore
 
 
 class TestFaultyStoreKeepsTheContract(StoreContract):

@@ -17,11 +17,11 @@ from plainsong.protocol.effects import Delete, Put, RollBack, put_one
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
 from storage.base import NothingWritten, StoreError
-from storage.faulty import FaultyStore
 from storage.leveldb import LevelDBStore
 from storage.leveldb.commit import STEP_BYTES, STEP_ROW_BYTES
 from storage.memory import MemoryStore
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
+from tests.storage.faulty import FaultyStore
 from tests.storage.rolling_contract import OTHER_POINTER, POINTER, RollingContract, all_of, run_of, signs, under
 
 ROOT = Path(__file__).parents[2]

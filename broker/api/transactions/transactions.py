@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import trio
 
-from actors.transactions import service_moved
+from actors.transaction_actor import service_moved
 from broker.api.answers import LOOP_BYTES, json_answer, off_loop
 from broker.api.change import change_answer
 from broker.http.handlers import answer_of, answer_with
@@ -108,7 +108,7 @@ class TransactionRoutes:
     """Quotas of names; None if there are none."""
 
     def begin(self, request: Request, answered: Answered) -> None:
-        """Begin a transaction, a short one by default. Answers with errors as ``TransactionService.begin``."""
+        """Begin a transaction, a short one by default. Answers with the errors of ``asks.Begin``."""
         transactions, as_number = self.embedded(), numbers(request.query)
         given = fields_of(_small(request.body), _BEGIN) if request.body.strip() else {}
         given = {name: value for name, value in given.items() if value is not None}
@@ -118,7 +118,7 @@ class TransactionRoutes:
         self._put(Begin(**given, owner=owner), answered, partial(begun_answer, as_number=as_number))
 
     def prepare(self, request: Request, answered: Answered) -> None:
-        """Record the changes and check for conflicts. Answers with errors as ``TransactionService.prepare``."""
+        """Record the changes and check for conflicts. Answers with the errors of ``asks.Prepare``."""
         as_number, transaction_id = self._numbers(request), self._own(request)
         if len(request.body) > LOOP_BYTES:
             self.tasks.run(self._read_and_prepare, request, answered)
@@ -137,7 +137,7 @@ class TransactionRoutes:
         self._put(ask, answered, lambda _: prepared)
 
     def commit(self, request: Request, answered: Answered) -> None:
-        """Commit; idempotent. Answers with errors as ``TransactionService.commit``."""
+        """Commit; idempotent. Answers with the errors of ``asks.Commit``."""
         as_number = self._numbers(request)
         refuse_body(request.body)
         self._put(Commit(self._own(request)), answered, partial(decided_answer, as_number=as_number))

@@ -97,11 +97,9 @@ _CONSUME_FIELDS_2: dict[str, Schema] = {
 PUBLISH_REQUEST = AvroSchema(_record("PublishRequest", **_PUBLISH_FIELDS))
 PUBLISH_RESPONSE = AvroSchema(_record("PublishResponse", **_RESPONSE_FIELDS))
 CONSUME_REQUEST = AvroSchema(_record("ConsumeRequest", **_CONSUME_FIELDS))
-CONSUME_RESPONSE = AvroSchema(_array(_record("Message", id="bytes", payload="bytes")))
 PUBLISH_REQUEST_2 = AvroSchema(_record("PublishRequest", **_PUBLISH_FIELDS, **_PUBLISH_FIELDS_2))
 PUBLISH_RESPONSE_2 = AvroSchema(_record("PublishResponse", **_RESPONSE_FIELDS, duplicate="boolean"))
 CONSUME_REQUEST_2 = AvroSchema(_record("ConsumeRequest", **_CONSUME_FIELDS, **_CONSUME_FIELDS_2))
-CONSUME_RESPONSE_2 = AvroSchema(_array(_record("Message", id="bytes", payload="bytes", attributes=_STRING_MAP)))
 #: The same under both versions.
 RECEIPT = AvroSchema(
     _record(

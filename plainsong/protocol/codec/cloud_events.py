@@ -302,18 +302,13 @@ def accepts_events(accept: str | None) -> bool:
     return any(each.name == BATCH_TYPE for each in parse_accept(accept))
 
 
-def encode_events(page: Page, source: str, *, payload_base64: bool = False) -> bytes:
-    """The messages of a page as a batch of events.
+def events_pieces(page: Page, source: str, *, payload_base64: bool = False) -> Iterator[bytes]:
+    """Encode the messages of a page as a batch of events, lazily, in pieces of about ``PIECE_BYTES``.
 
     Args:
       source: of messages that are no events.
       payload_base64: write all data as base64.
     """
-    return b"".join(events_pieces(page, source, payload_base64=payload_base64))
-
-
-def events_pieces(page: Page, source: str, *, payload_base64: bool = False) -> Iterator[bytes]:
-    """The same in pieces of at least one event and about ``PIECE_BYTES``, each made when it is asked for."""
     attributes = page.attributes
     none: Mapping[str, str] = {}
     out: list[str] = []

@@ -186,21 +186,12 @@ def encode_snapshot(state: ManagerState) -> bytes:
     return bytes(out)
 
 
-def decode_snapshot(data: bytes) -> ManagerState:
-    """The state in a snapshot of version 1 to 4.
+def decode_visibility_state(data: bytes) -> ManagerState:
+    """Decode a snapshot of version 1 to 4 but for its change sets, which may be missing: enough for readers and cleaning.
 
     Raises:
       MalformedTransaction: the bytes are malformed or end early; nothing was allocated beyond their own size.
     """
-    return _decode(data, change_sets=True)
-
-
-def decode_visibility_state(data: bytes) -> ManagerState:
-    """The same without reading the change sets, which may be missing: enough for readers and cleaning."""
-    return _decode(data, change_sets=False)
-
-
-def _decode(data: bytes, *, change_sets: bool) -> ManagerState:
     cursor = Cursor(data)
     try:
         version = cursor.int32()
@@ -209,12 +200,9 @@ def _decode(data: bytes, *, change_sets: bool) -> ManagerState:
         timestamp_ms, read_pointer, last_write_pointer = cursor.long(), cursor.long(), cursor.long()
         invalids = tuple(_read_list(cursor, cursor.long))
         in_progress = dict(_read_list(cursor, lambda: (cursor.long(), _entry(cursor, version))))
-        if not change_sets:
-            return ManagerState(timestamp_ms, read_pointer, last_write_pointer, invalids, in_progress)
-        committing, committed = _change_sets(cursor), _change_sets(cursor)
     except MalformedBody as error:
         raise _malformed_snapshot(error.detail) from None
-    return ManagerState(timestamp_ms, read_pointer, last_write_pointer, invalids, in_progress, committing, committed)
+    return ManagerState(timestamp_ms, read_pointer, last_write_pointer, invalids, in_progress)
 
 
 def _entry(cursor: Cursor, version: int) -> Entry:
@@ -228,10 +216,6 @@ def _entry(cursor: Cursor, version: int) -> Entry:
         raise _malformed_snapshot(f"a transaction has type {number}, before byte {cursor.at}")
     checkpoints = tuple(_read_list(cursor, cursor.long)) if version >= VERSION else ()
     return Entry(expiration_ms, bound, kind, checkpoints)
-
-
-def _change_sets(cursor: Cursor) -> dict[int, tuple[bytes, ...]]:
-    return dict(_read_list(cursor, lambda: (cursor.long(), tuple(_read_list(cursor, cursor.octets)))))
 
 
 def _read_list(cursor: Cursor, read: Callable[[], T]) -> list[T]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
-from plainsong.protocol.ids import POSITION_BYTES, ordinal, position_at
+from plainsong.protocol.ids import POSITION_BYTES, checked_position, ordinal, position_at
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.records import Packed, checked_number, pack_record, unpack_record
 from plainsong.protocol.topic.chain import LINK_BYTES
@@ -287,8 +287,8 @@ def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
         size=checked_number(record.get("b", 0)),
         stored=checked_number(stored),
         stored_bytes=checked_number(stored_bytes),
-        first_stored=_position(record["f"]) if "c" in record else None,
-        last_stored=_position(record["l"]) if "c" in record else None,
+        first_stored=checked_position(record["f"]) if "c" in record else None,
+        last_stored=checked_position(record["l"]) if "c" in record else None,
         segments={
             str(name): Segment(checked_number(index), checked_number(messages), checked_number(size), *map(_link, link))
             for name, (index, messages, size, *link) in record.get("g", {}).items()
@@ -321,12 +321,6 @@ def _digest(value: object) -> bytes | None:
 def _link(value: object) -> bytes:
     if not isinstance(value, bytes) or len(value) not in (0, LINK_BYTES):
         raise ValueError(f"{value!r} is no link")
-    return value
-
-
-def _position(value: object) -> bytes:
-    if not isinstance(value, bytes) or len(value) != POSITION_BYTES:
-        raise ValueError(f"{value!r} is not a position")
     return value
 
 

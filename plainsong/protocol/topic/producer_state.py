@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from plainsong.protocol.ids import POSITION_BYTES
+from plainsong.protocol.ids import checked_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.records import checked_number, pack_record, unpack_record
 
@@ -133,7 +133,7 @@ class Producer:
 def _result(packed: Any) -> Result:
     low, high, first, last, pointer = packed
     ids = (checked_number(low, 0, MAX_SEQUENCE_ID), checked_number(high, 0, MAX_SEQUENCE_ID))
-    return Result(*ids, _position(first), _position(last), checked_number(pointer, 0, MAX_SEQUENCE_ID))
+    return Result(*ids, checked_position(first), checked_position(last), checked_number(pointer, 0, MAX_SEQUENCE_ID))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +169,12 @@ class DeduplicationRecord:
             return cls(
                 record["o"] is True,
                 checked_number(record["s"]),
-                _position(record["f"]) if "f" in record else None,
-                _position(record["g"]) if "g" in record else None,
+                checked_position(record["f"]) if "f" in record else None,
+                checked_position(record["g"]) if "g" in record else None,
                 checked_number(record["x"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRow(f"a producers row has a missing or invalid field: {error!r}") from error
-
-
-def _position(value: object) -> bytes:
-    if not isinstance(value, bytes) or len(value) != POSITION_BYTES:
-        raise ValueError(f"{str(value)[:40]!r} is not a position")
-    return value
 
 
 # --- the table of all producers --------------------------------------------------------------------

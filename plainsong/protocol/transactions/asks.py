@@ -35,7 +35,13 @@ class Begun:
 
 @dataclass(slots=True)
 class Begin(Ask[Begun]):
-    """Begin a transaction. ``timeout_s``: None for the default of its type."""
+    """Begin a transaction. ``timeout_s``: None for the default of its type.
+
+    Raises:
+      InvalidParameter: a time-out that is not positive, over the maximum, or given for a long transaction; a bad client
+        id.
+      Overloaded: too many are open or invalid.
+    """
 
     type: TransactionType = TransactionType.SHORT
     timeout_s: int | None = None
@@ -48,7 +54,14 @@ class Begin(Ask[Begun]):
 
 @dataclass(slots=True)
 class Checkpoint(Ask[Begun]):
-    """Issue a new write pointer; ``transaction``: the client's snapshot, if it sent one."""
+    """Issue a new write pointer; the transaction's snapshot stays the one it began with.
+
+    ``transaction``: the client's copy; without it the snapshot is computed from the remembered outcomes.
+
+    Raises:
+      InvalidParameter: without ``transaction``, too much has been forgotten since it began.
+      TransactionNotFound, TransactionNotInProgress, Overloaded.
+    """
 
     transaction_id: int
     transaction: Transaction | None = None
@@ -56,7 +69,13 @@ class Checkpoint(Ask[Begun]):
 
 @dataclass(slots=True)
 class Prepare(Ask[None]):
-    """Check a change set for conflicts, and keep it until the commit."""
+    """Check a change set for conflicts, and keep it until the commit; replaces an earlier one.
+
+    Raises:
+      ChangeConflict: with a transaction committed since it began.
+      TransactionTooLarge: too many keys, or too many bytes of them.
+      TransactionNotFound, TransactionNotInProgress.
+    """
 
     transaction_id: int
     changes: Sequence[bytes]
@@ -80,7 +99,13 @@ class CloseFirst:
 
 @dataclass(slots=True)
 class Commit(Ask["Decision | CloseFirst"]):
-    """Commit; no write under its pointers may be under way."""
+    """Commit; no write under its pointers may be under way. A repeated one has the same answer while it is remembered.
+
+    Raises:
+      ChangeConflict: the transaction stays in progress, to be prepared again or aborted.
+      TransactionNotFound: unknown, or forgotten.
+      TransactionNotInProgress: aborted, invalid, or timed out.
+    """
 
     transaction_id: int
 
@@ -218,8 +243,6 @@ class ServiceFigures:
     outcomes: int
     oldest_open_ms: int | None
     """When the oldest open transaction began."""
-    committed_bytes: int
-    """Bytes of the committed change sets that may still cause conflicts."""
 
 
 # --- pruning the invalid list ----------------------------------------------------------------------

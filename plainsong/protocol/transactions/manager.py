@@ -280,7 +280,6 @@ class ManagerCore:
             invalid=len(ledger.invalid),
             outcomes=len(ledger.outcomes),
             oldest_open_ms=None if oldest is None else oldest.started_ms,
-            committed_bytes=ledger.committed.bytes,
         )
 
 

@@ -178,11 +178,10 @@ async def test_a_decision_takes_effect_at_the_next_owner_of_a_topic_while_the_pr
     await publish_under(nodes["c"], "t", pointer, "one")
     asked = trio.Event()
 
-    async def frozen(name, ask):
+    def frozen(name, ask, settled):
         asked.set()
-        await trio.sleep_forever()
 
-    monkeypatch.setattr(nodes["b"].service.directory, "ask", frozen)
+    monkeypatch.setattr(nodes["b"].service.directory, "put", frozen)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(decided, nodes["c"], pointer, verb, state)
@@ -219,21 +218,18 @@ async def test_requests_wait_for_the_service_while_it_moves(nodes):
 async def test_a_commit_whose_service_moves_while_topics_close_is_made_at_the_next_owner(nodes, monkeypatch):
     pointer = await begin(nodes["b"])
     await publish_under(nodes["b"], "t", pointer, "one")
-    ask, asked, go_on = nodes["b"].service.directory.ask, [], trio.Event()
-
-    async def slow(name, ask_):
-        asked.append(ask_)
-        await go_on.wait()
-        return await ask(name, ask_)
-
-    monkeypatch.setattr(nodes["b"].service.directory, "ask", slow)
+    directory, held = nodes["b"].service.directory, []
+    put = directory.put
+    monkeypatch.setattr(directory, "put", lambda *asked: held.append(asked))
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(decided, nodes["b"], pointer, "commit", "committed")
-            await until(lambda: asked)
+            await until(lambda: held)
             nodes.move(TRANSACTIONS, "c")
             await until(lambda: nodes["c"].service.authority.embedded is not None)
-            go_on.set()
+            monkeypatch.setattr(directory, "put", put)
+            for asked in held:
+                put(*asked)
     assert await committed(nodes["a"], "t") == ["one"]
 
 

@@ -5,7 +5,7 @@
     store.stall("write")                     writes stop before they do anything, until release("write")
     store.crash(keep_rows=3)                 a power cut: three rows of the writes in progress survive
 
-It is part of the package so that tests of the layers above can use it. ``crash`` and torn commits need a MemoryStore.
+Tests of the layers above use it, too. ``crash`` and torn commits need a MemoryStore.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Faults:
 
 
 class FaultyStore(Faults, SpawnsWrites):
-    """``storage.base.Store`` around another store, with the faults of ``storage.faulty`` and power cuts on demand."""
+    """``storage.base.Store`` around another store, with the faults of this module and power cuts on demand."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__()

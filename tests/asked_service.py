@@ -1,0 +1,43 @@
+"""The transaction service with its requests as methods that wait; in the daemon, routes and Thrift send them as asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actors.transactions import TransactionService
+from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.transaction import TransactionType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from plainsong.protocol.transactions.asks import Begun, Decision
+    from plainsong.protocol.transactions.transaction import Transaction
+
+
+class AskedService(TransactionService):
+    """The service; a begin is durable when it returns."""
+
+    async def begin(
+        self,
+        type: TransactionType = TransactionType.SHORT,  # noqa: A002  # the contract's word
+        timeout_s: int | None = None,
+        client_id: str = "unknown",
+        owner: str | None = None,
+    ) -> Begun:
+        """Begin a transaction; it is durable when this returns."""
+        return await self.ask(asks.Begin(type, timeout_s, client_id, owner, durable=True))
+
+    async def prepare(self, transaction_id: int, changes: Sequence[bytes]) -> None:
+        """Set or replace a transaction's change set, and check it for conflicts."""
+        await self.ask(asks.Prepare(transaction_id, changes, sum(map(len, changes))))
+
+    async def commit(self, transaction_id: int) -> Decision:
+        """Make a transaction visible atomically; a repeated commit gets the same answer while it is remembered."""
+        answer = await self.ask(asks.Commit(transaction_id))
+        assert not isinstance(answer, asks.CloseFirst)  # the actor handles it
+        return answer
+
+    async def checkpoint(self, transaction_id: int, transaction: Transaction | None = None) -> Begun:
+        """Return a new write pointer for a transaction; its snapshot stays the one it began with."""
+        return await self.ask(asks.Checkpoint(transaction_id, transaction))
