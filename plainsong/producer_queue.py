@@ -381,7 +381,8 @@ class ProducerQueue(PublisherQueue[A]):
         else:
             entry.sequence_id = self._numbering.take(entry.sequence_id)
         self._late_s = min(self._late_s, now_s + self._limit_s(entry))
-        return self._add(topic, entry, now_s, count, size)
+        wakes = self._add(topic, entry, now_s, count, size)
+        return wakes or isinstance(entry, Whole)  # it ends the lingering of the messages before it
 
     def wants_sender(self, lane: Lane[A]) -> bool:
         """True if a worker must be woken: to send, or to watch deadlines while a request is in flight."""

@@ -10,25 +10,24 @@ Nothing here waits or reads a clock. Publishers call it under their lock and com
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from plainsong import tracing
-from plainsong.errors import BufferFull, DeadlineExceeded, MessageDropped, NotSent
-from plainsong.messages import Counts, DroppedMessage, Outgoing, own_ttls
+from plainsong.errors import BufferFull, DeadlineExceeded, MessageDropped
+from plainsong.messages import Outgoing, own_ttls
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import BadRequest, Internal, InvalidParameter, PlainsongError, TooLarge
 from plainsong.protocol.requests import PublishRequest
+from plainsong.request_sizes import RequestSizes
 from plainsong.retry import PAUSES_S, may_repeat, pause_after
 from plainsong.serializers import BYTES, encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import Self
+    from collections.abc import Callable, Iterator, Sequence
 
     from plainsong.messages import Strings
     from plainsong.serializers import Serializer
@@ -67,10 +66,6 @@ Overflow = Literal["wait", "raise", "drop"]
 #: ``send`` yields to the event loop every this many messages: a caller's loop that never waits would starve the sender.
 MESSAGES_PER_YIELD = 256
 
-#: A time-out halves the size of requests; this many successful ones double it again. So a line that stays slow costs
-#: one time-out per this many requests.
-ANSWERS_UNTIL_LARGER = 8
-
 #: Memory per message in addition to its payload: an item, a future, their slots in a queue. Measured, rounded up.
 ITEM_BYTES = 400
 
@@ -86,40 +81,6 @@ class Bounds:
     delivery_timeout_s: float
     mode: Mode
     retry_unknown: bool
-
-
-@dataclass(slots=True)
-class Portion:
-    """The request size, adapted to the line: a time-out halves it, and successes double it again up to the maximum."""
-
-    max_messages: int
-    max_bytes: int
-    messages: int
-    bytes: int
-    answered: int = 0
-    """Successful requests of the present size."""
-
-    @classmethod
-    def whole(cls, max_messages: int, max_bytes: int) -> Self:
-        """Make a portion of the maximum size."""
-        return cls(max_messages, max_bytes, max_messages, max_bytes)
-
-    @property
-    def is_whole(self) -> bool:
-        """True if it has the maximum size."""
-        return (self.messages, self.bytes) == (self.max_messages, self.max_bytes)
-
-    def timed_out(self, messages: int, size: int) -> None:
-        """Halve the size after a request of this size timed out; at least one message remains."""
-        self.messages, self.bytes, self.answered = max(1, messages // 2), max(1, size // 2), 0
-
-    def passed(self) -> None:
-        """Count a successful request, and double the size after ``ANSWERS_UNTIL_LARGER`` of them."""
-        self.answered += 1
-        if self.answered >= ANSWERS_UNTIL_LARGER:
-            self.messages = min(2 * self.messages, self.max_messages)
-            self.bytes = min(2 * self.bytes, self.max_bytes)
-            self.answered = 0
 
 
 def publisher_bounds(
@@ -298,8 +259,7 @@ class PublisherQueue(Generic[S]):
         """True while lanes are sent without lingering."""
         self._random = random
         self._lanes: dict[str, Lane[S]] = {}
-        #: Reduced request sizes, by topic, after time-outs.
-        self._portions: dict[str, Portion] = {}
+        self._sizes = RequestSizes(bounds.max_batch_messages, bounds.max_batch_bytes)
         self._wholes = 0
         """Whole requests neither delivered nor given up; a publisher has none."""
 
@@ -401,7 +361,7 @@ class PublisherQueue(Generic[S]):
         lane = batch.lane
         lane.under_way = lane.error = None
         lane.backoff.reset()
-        self._passed(lane.topic)
+        self._sizes.passed(lane.topic)
         self._release(batch.items)
         self._forget_if_empty(lane)
         return []
@@ -413,7 +373,7 @@ class PublisherQueue(Generic[S]):
         lane.error = error
         batch.in_doubt |= error.outcome == "unknown"
         if isinstance(error, TooSlow) or (isinstance(error, DeadlineExceeded) and error.outcome == "unknown"):
-            self._portion(lane.topic).timed_out(*self._measured(batch.items))
+            self._sizes.timed_out(lane.topic, *self._measured(batch.items))
         if self._may_repeat(batch, error):
             self._pause(lane, error, now_s)
             lane.again.appendleft(batch)
@@ -543,19 +503,17 @@ class PublisherQueue(Generic[S]):
 
     def _again(self, lane: Lane[S]) -> Batch[S]:
         """Remove the first batch to retry, or a part of it that fits the present request size."""
-        batch, portion = lane.again.popleft(), self._portions.get(lane.topic)
-        if portion is not None and len(batch.items) > portion.messages:
-            lane.again.appendleft(Batch(lane, batch.items[portion.messages :], batch.in_doubt))
-            return Batch(lane, batch.items[: portion.messages], batch.in_doubt)
+        batch, (most, _) = lane.again.popleft(), self._sizes.of(lane.topic)
+        if len(batch.items) > most:
+            lane.again.appendleft(Batch(lane, batch.items[most:], batch.in_doubt))
+            return Batch(lane, batch.items[:most], batch.in_doubt)
         return batch
 
     def _gathered(self, lane: Lane[S]) -> Batch[S]:
         """Batch the first messages of a lane, as many as fit one request."""
         waiting = lane.waiting
         items: list[Entry[S]] = []
-        portion = self._portions.get(lane.topic)
-        room = self.bounds.max_batch_bytes if portion is None else portion.bytes
-        most = self.bounds.max_batch_messages if portion is None else portion.messages
+        most, room = self._sizes.of(lane.topic)
         last = -1
         for _ in range(min(len(waiting), most)):
             head = waiting[0]
@@ -572,21 +530,6 @@ class PublisherQueue(Generic[S]):
             items.append(waiting.popleft())
         lane.waiting_bytes -= self._bytes(items)
         return Batch(lane, items)
-
-    def _portion(self, topic: str) -> Portion:
-        """Return the topic's request size, created on the first time-out."""
-        portion = self._portions.get(topic)
-        if portion is None:
-            whole = Portion.whole(self.bounds.max_batch_messages, self.bounds.max_batch_bytes)
-            portion = self._portions[topic] = whole
-        return portion
-
-    def _passed(self, topic: str) -> None:
-        portion = self._portions.get(topic)
-        if portion is not None:
-            portion.passed()
-            if portion.is_whole:
-                del self._portions[topic]
 
     def _measured(self, entries: Sequence[Entry[S]]) -> tuple[int, int]:
         """Return the number of messages, and the bytes of their payloads."""
@@ -644,7 +587,7 @@ def is_refused_itself(error: PlainsongError) -> bool:
     return error.outcome == "not-applied" and isinstance(error, (BadRequest, TooLarge))
 
 
-# --- failures and counts -------------------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------------------
 
 
 def because(cause: PlainsongError | None, error: PlainsongError) -> PlainsongError:
@@ -678,78 +621,3 @@ def made(make: Callable[[], M]) -> M:
         log.exception("a request could not be built")
         detail = f"the message cannot be serialized: {type(bug).__name__}: {bug}"
         raise InvalidParameter(detail, hint="this is a bug of the client: please report it") from bug
-
-
-#: Failed futures kept to see whether the caller retrieves their error; further ones count as not retrieved.
-MAX_KEPT = 10_000
-
-
-def report_drops(on_drop: Callable[[DroppedMessage], object] | None, dropped: Iterable[DroppedMessage]) -> None:
-    """Calls ``on_drop`` for each message. Logs its exceptions."""
-    if on_drop is None:
-        return
-    for message in dropped:
-        try:
-            on_drop(message)
-        except Exception:
-            log.exception("on_drop failed")
-
-
-class Retrieved(Protocol):
-    """A future that records whether the caller has retrieved its outcome."""
-
-    retrieved: bool
-
-
-A = TypeVar("A", bound=Retrieved)
-
-
-class Tally(Generic[A]):
-    """Counts delivered, failed and dropped messages. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant, for signal handlers and finalizers
-        self._delivered = 0
-        self._failed = 0
-        self._dropped = 0
-        self._unretrieved: list[tuple[A, PlainsongError]] = []
-        self._beyond = [0, 0]
-
-    def counts(self, pending: int, pending_bytes: int) -> Counts:
-        """Return all counts, including the buffer's."""
-        return Counts(pending, pending_bytes, self._delivered, self._failed, self._dropped)
-
-    def delivered(self, messages: int) -> None:
-        """Counts durable messages."""
-        with self._lock:
-            self._delivered += messages
-
-    def dropped(self, messages: int) -> None:
-        """Counts messages given up in best effort, or for lack of room."""
-        with self._lock:
-            self._dropped += messages
-
-    def failed(self, futures: list[A], error: PlainsongError) -> None:
-        """Counts messages that a reliable publisher could not deliver."""
-        unknown = error.outcome == "unknown"
-        with self._lock:
-            self._failed += len(futures)
-            room = MAX_KEPT - len(self._unretrieved)
-            self._unretrieved += [(future, error) for future in futures[:room]]
-            self._beyond[unknown] += max(0, len(futures) - room)
-
-    def raise_if_unretrieved(self, waiting: int, under_way: int = 0, causes: Iterable[PlainsongError] = ()) -> None:
-        """Raises NotSent if messages wait, are under way, or failed since the last call without their error being retrieved.
-
-        Args:
-          causes: why messages wait.
-        """
-        with self._lock:
-            errors = [error for future, error in self._unretrieved if not future.retrieved]
-            unsent, unknown = self._beyond
-            self._unretrieved, self._beyond = [], [0, 0]
-        in_doubt = sum(error.outcome == "unknown" for error in errors)
-        unsent += waiting + len(errors) - in_doubt
-        unknown += under_way + in_doubt
-        if unsent or unknown:
-            raise NotSent(unsent, unknown, [*errors, *causes])

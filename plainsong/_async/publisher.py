@@ -21,6 +21,7 @@ from plainsong._async._backend import (
     now,
 )
 from plainsong._async._futures import AsyncSent, Settling, settle
+from plainsong.delivery_counts import Tally, report_drops
 from plainsong.errors import BufferFull, Closed, MessageDropped, NotSent
 from plainsong.messages import Counts, DroppedMessage
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
@@ -31,11 +32,9 @@ from plainsong.publisher_queue import (
     Batch,
     Lost,
     PublisherQueue,
-    Tally,
     client_bug,
     item_of,
     made,
-    report_drops,
 )
 from plainsong.serializers import SerializerLike, serializer_for
 

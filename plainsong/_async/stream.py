@@ -12,6 +12,7 @@ from plainsong._async._backend import BROKEN_STREAM, ERRORS_END_STREAMS, SendLoc
 from plainsong._async._futures import AsyncTicket, Settling
 from plainsong._async.publisher import AsyncSender
 from plainsong.calls import Failure
+from plainsong.delivery_counts import Tally
 from plainsong.errors import (
     BufferFull,
     Closed,
@@ -23,7 +24,7 @@ from plainsong.errors import (
 )
 from plainsong.messages import as_list, outgoing_request
 from plainsong.protocol.errors import MalformedBody, OutcomeUnknown, PlainsongError, Unauthenticated
-from plainsong.publisher_queue import EXIT_TIMEOUT_S, Tally
+from plainsong.publisher_queue import EXIT_TIMEOUT_S
 from plainsong.retry import error_of, is_elsewhere, owned_part
 from plainsong.serializers import BYTES, SerializerLike, serializer_for
 from plainsong.settings import upload_s

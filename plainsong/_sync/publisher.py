@@ -21,6 +21,7 @@ from plainsong._sync._backend import (
     now,
 )
 from plainsong._sync._futures import Sent, Settling, settle
+from plainsong.delivery_counts import Tally, report_drops
 from plainsong.errors import BufferFull, Closed, MessageDropped, NotSent
 from plainsong.messages import Counts, DroppedMessage
 from plainsong.protocol.errors import InvalidParameter, PlainsongError
@@ -30,11 +31,9 @@ from plainsong.publisher_queue import (
     Batch,
     Lost,
     PublisherQueue,
-    Tally,
     client_bug,
     item_of,
     made,
-    report_drops,
 )
 from plainsong.serializers import SerializerLike, serializer_for
 

@@ -35,7 +35,7 @@ from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import GenerationChanged, Gone, InvalidParameter, PlainsongError, ProducerNotFound
 from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.requests import PublishRequest
-from plainsong.publisher_queue import Portion
+from plainsong.request_sizes import RequestSizes
 from plainsong.settings import upload_s
 from plainsong.sql.errors import OutboxBusy, OutboxMissing, OutboxUnavailable, first_line
 from plainsong.sql.outbox import check_dialect, missing, outbox_tables
@@ -130,15 +130,13 @@ class Relay:
         self._producers = RelayProducers(client)
         self._namespace = client.namespace
         self._keep_s = keep_s
-        self._max_rows, self._max_bytes = max_batch_messages, max_batch_bytes
         self._pause_s = pause_s
         self._on_sent, self._on_failure = on_sent, on_failure
         self._stopped = False
         #: Wakes ``run``. Unlike an Event it can be set by a signal handler in the middle of the wait.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._failing: dict[str, Failing] = {}
-        #: Of topics where a request got no answer in time.
-        self._portions: dict[str, Portion] = {}
+        self._sizes = RequestSizes(max_batch_messages, max_batch_bytes)
         #: Totals so far.
         self.relayed = Relayed()
 
@@ -256,8 +254,7 @@ class Relay:
 
     def _relay(self, connection: Connection, topic: str) -> None:
         producer = self._producers.get(topic) or self._opened(connection, topic)
-        portion = self._portions.get(topic) or Portion.whole(self._max_rows, self._max_bytes)
-        numbered = self._rows.take(connection, topic, portion.messages, portion.bytes)
+        numbered = self._rows.take(connection, topic, *self._sizes.of(topic))
         if not numbered:
             return
         try:
@@ -271,18 +268,15 @@ class Relay:
             error.args = (error.detail,)
             if len(numbered) == 1:
                 raise
-            if topic not in self._portions:
+            if not self._sizes.is_reduced(topic):
                 self._tell(topic, error)
-            portion.timed_out(len(numbered), size)
-            self._portions[topic] = portion
+            self._sizes.timed_out(topic, len(numbered), size)
             # At once, and less of it. The messages keep their numbers, and once the producer is opened again, this
             # request can take no more if it has not taken.
             self._producers.drop(topic)
             self.relayed.failures += 1
             return
-        portion.passed()
-        if portion.is_whole:
-            self._portions.pop(topic, None)
+        self._sizes.passed(topic)
         self._rows.sent(connection, topic, numbered[-1].number, keep=self._keep_s > 0)
         self.relayed.messages += len(numbered)
         self.relayed.requests += 1

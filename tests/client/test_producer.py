@@ -154,7 +154,7 @@ def test_attributes_are_sent_with_every_kind_of_publish(client: Client, topic: s
 def test_stored_messages_are_found_and_nothing_is_stored_twice(
     client: Client, topic: str, shared_address: tuple[str, int], mode: Any
 ):
-    with Proxy(shared_address) as proxy, Client(proxy.url, deadline_s=20) as far:
+    with Proxy(shared_address) as proxy, Client(proxy.url, deadline_s=PATIENCE_S) as far:
         with far.producer(topic, "p") as producer:
             for n in range(20):
                 proxy.then = [mode] if n % 3 == 0 else []
@@ -167,7 +167,7 @@ def test_stored_messages_are_found_and_nothing_is_stored_twice(
 def test_requests_that_never_arrived_are_sent_again(client: Client, topic: str, shared_address: tuple[str, int]):
     with (
         Proxy(shared_address) as proxy,
-        Client(proxy.url, deadline_s=20) as far,
+        Client(proxy.url, deadline_s=PATIENCE_S) as far,
         far.producer(topic, "p") as producer,
     ):
         proxy.mode = "refuse"
@@ -181,7 +181,7 @@ def test_requests_that_never_arrived_are_sent_again(client: Client, topic: str, 
 def test_a_missing_answer_is_queried(client: Client, topic: str, shared_address: tuple[str, int]):
     with (
         Proxy(shared_address) as proxy,
-        Client(proxy.url, request_timeout_s=2) as far,
+        Client(proxy.url, deadline_s=PATIENCE_S, request_timeout_s=2) as far,
         far.producer(topic, "p") as producer,
     ):
         proxy.after = {b"/publish": "swallow"}
@@ -260,7 +260,7 @@ def test_many_producers_on_a_bad_connection_lose_nothing_and_repeat_nothing(
 
 
 def test_the_newest_session_of_a_name_fences_the_older_ones(client: Client, topic: str):
-    with client.producer(topic, "p", linger_ms=60_000) as old:
+    with client.producer(topic, "p", linger_ms=20_000 * PATIENCE_S) as old:
         waiting = old.send(b"too late")
         with client.producer(topic, "p") as new:
             with pytest.raises(ProducerFenced):
@@ -295,7 +295,7 @@ def test_the_old_generation_reports_the_outcome_of_the_last_request(
 ):
     with (
         Proxy(shared_address) as proxy,
-        Client(proxy.url, request_timeout_s=2) as far,
+        Client(proxy.url, deadline_s=PATIENCE_S, request_timeout_s=2) as far,
         far.producer(topic, "p") as producer,
     ):
         proxy.mode = "swallow"
@@ -483,7 +483,7 @@ def test_inside_a_block_a_producer_publishes_under_the_transaction(
 ):
     with (
         Proxy(shared_address) as proxy,
-        Client(proxy.url, request_timeout_s=2) as far,
+        Client(proxy.url, deadline_s=PATIENCE_S, request_timeout_s=2) as far,
         far.producer(topic, "p") as producer,
     ):
         with far.transaction():

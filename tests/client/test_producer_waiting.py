@@ -169,6 +169,16 @@ def test_attributes_and_ttls_are_sent_with_each_message():
     assert parcel.request().message_ttls_s == [5, None]
 
 
+def test_messages_published_together_end_the_lingering_of_those_before_them_and_wake_the_sender():
+    one = producer_queue(linger_ms=60_000)
+    assert one.put("t", Item(b"m", None, None, None, Fate()), 0.0)
+    assert one.work(0.0) == (None, [])
+    assert one.put("t", Whole(whole_request([b"m"], BYTES)[0], (), Fate()), 0.0)
+    assert taken(one) == [0]
+    settle(one)
+    assert taken(one) == [1]
+
+
 def test_lingering_ends_with_a_full_request_or_a_flush():
     one = producer_queue(linger_ms=1000)
     put(one, None)
