@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+A = TypeVar("A")
 P = TypeVar("P", bound="Mapping[str, Any]")
 
 
-def pages(ask: Callable[[str | None], P]) -> Iterator[P]:
+def pages(ask: Callable[[A | None], P]) -> Iterator[P]:
     """Yield all pages of a list.
 
     Args:
-      ask: returns the page after a name (None: the first page). The page's ``next`` is the name to continue after; None
-        on the last page.
+      ask: returns the page after an entry (None: the first page). The page's ``next`` is the entry to continue after;
+        None on the last page.
     """
-    after: str | None = None
+    after: A | None = None
     while True:
         page = ask(after)
         yield page

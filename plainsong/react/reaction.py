@@ -15,10 +15,12 @@ import hashlib
 import random
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from plainsong.messages import Outgoing
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES
 from plainsong.react.stopping import Stopped
@@ -92,14 +94,16 @@ class RetryPolicy:
     max_pause_s: float = 60.0
     """Limits every pause, including one that the endpoint asks for."""
 
-    def pause_after(self, attempt: int, verdict: Retry, chance: float) -> float:
-        """The pause after attempt number ``attempt``; ``chance`` is from 0 to 1."""
-        doubled: float = min(self.max_pause_s, self.pause_s * 2.0 ** min(attempt - 1, 60))
-        return min(self.max_pause_s, max(doubled * (1 - chance / 2), verdict.pause_s))
+    def backoff(self, random: Callable[[], float]) -> Backoff:
+        """Return the pauses between the attempts at one thing, before ``at_most``; ``random``: as for ``Backoff``."""
+        pauses_s = [min(self.pause_s, self.max_pause_s)]
+        while 0 < pauses_s[-1] < self.max_pause_s:
+            pauses_s.append(min(2 * pauses_s[-1], self.max_pause_s))
+        return Backoff(pauses_s, random)
 
-    def is_exhausted(self, attempt: int) -> bool:
-        """True if no attempt follows attempt number ``attempt``."""
-        return self.retries is not None and attempt > self.retries
+    def at_most(self, pause_s: float, wanted_s: float) -> float:
+        """Return the pause of a backoff, or the longer one that the endpoint asked for, up to the limit."""
+        return min(self.max_pause_s, max(pause_s, wanted_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,14 @@ class ReactionEvent:
     why: str = ""
     pause_s: float = 0.0
     took_s: float = 0.0
+
+
+class _Tried(NamedTuple):
+    """The last attempt at one thing."""
+
+    verdict: Verdict
+    attempts: int
+    last_took_s: float
 
 
 @dataclass(slots=True)
@@ -156,22 +168,37 @@ class Reaction:
 
     def _settle(self, message: Message) -> bool:
         """Tries until the message is done or dead-lettered. True if it is done."""
-        attempt = 0
-        while True:
+
+        def try_once(attempt: int) -> Verdict:
             self.stop.check()
-            attempt += 1
+            return self.effect(message, attempt)
+
+        tried = self._repeat(try_once, "again", message, self.retry_policy.retries)
+        if isinstance(tried.verdict, Done):
+            self.report(ReactionEvent("done", message, tried.attempts, took_s=tried.last_took_s))
+            return True
+        self._give_up(message, tried.verdict, tried.attempts)
+        return False
+
+    def _repeat(
+        self,
+        try_once: Callable[[int], Verdict],
+        event: Literal["again", "unsaved", "unsent"],
+        message: Message,
+        retries: int | None,
+    ) -> _Tried:
+        """Try until the verdict is not to retry, or ``retries`` (None: no limit) are exhausted; reports each retry."""
+        backoff = self.retry_policy.backoff(self.chance)
+        for attempt in count(1):
             began_s = monotonic()
-            verdict = self.effect(message, attempt)
+            verdict = try_once(attempt)
             took_s = monotonic() - began_s
-            if isinstance(verdict, Done):
-                self.report(ReactionEvent("done", message, attempt, took_s=took_s))
-                return True
-            if not isinstance(verdict, Retry) or self.retry_policy.is_exhausted(attempt):
-                self._give_up(message, verdict, attempt)
-                return False
-            pause_s = self.retry_policy.pause_after(attempt, verdict, self.chance())
-            self.report(ReactionEvent("again", message, attempt, verdict.why, pause_s, took_s))
+            if not isinstance(verdict, Retry) or (retries is not None and attempt > retries):
+                return _Tried(verdict, attempt, took_s)
+            pause_s = self.retry_policy.at_most(backoff.failed(), verdict.pause_s)
+            self.report(ReactionEvent(event, message, attempt, verdict.why, pause_s, took_s))
             self.stop.pause(pause_s)
+        raise AssertionError("counting does not end")
 
     def _give_up(self, message: Message, verdict: Retry | Reject, attempts: int) -> None:
         letters = self.dead_letters
@@ -182,22 +209,25 @@ class Reaction:
 
     def _until_available(self, work: Callable[[], None], event: Literal["unsaved", "unsent"], message: Message) -> None:
         """Retries ``work`` while the daemon is unavailable. Raises its error if the run does not wait."""
-        tries = 0
-        while True:
+        last: PlainsongError | None = None
+
+        def try_once(_: int) -> Verdict:
+            nonlocal last
             try:
                 work()
             except PlainsongError as error:
                 if not self.waits or not may_repeat("harmless", error):
                     raise
-                tries += 1
-                pause_s = self.retry_policy.pause_after(tries, Retry(""), self.chance())
-                self.report(ReactionEvent(event, message, tries, error.detail or error.title, pause_s))
-                try:
-                    self.stop.pause(pause_s)
-                except Stopped:
-                    raise error from None
-            else:
-                return
+                last = error
+                return Retry(error.detail or error.title)
+            return Done()
+
+        try:
+            self._repeat(try_once, event, message, None)
+        except Stopped:
+            if last is None:
+                raise
+            raise last from None
 
 
 # --- dead letters ----------------------------------------------------------------------------------

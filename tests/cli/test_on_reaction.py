@@ -232,17 +232,15 @@ def test_a_signal_does_not_end_work_that_is_not_waiting(stop):
 # --- retry_policy ----------------------------------------------------------------------------------------
 
 
-@given(
-    attempt=st.integers(1, 10_000), chance=st.floats(0, 1), asked_s=st.floats(0, 1e9), longest_s=st.floats(0.001, 1e6)
-)
-def test_pauses_grow_and_are_bounded_whatever_the_server_asks(attempt, chance, asked_s, longest_s):
+@given(chance=st.floats(0, 1), asked_s=st.floats(0, 1e9), longest_s=st.floats(0.001, 1e6))
+def test_pauses_grow_and_are_bounded_whatever_the_server_asks(chance, asked_s, longest_s):
     retry_policy = RetryPolicy(8, 0.5, longest_s)
-    pause_s = retry_policy.pause_after(attempt, Retry("", asked_s), chance)
-    assert 0 < pause_s <= longest_s
-    assert pause_s >= min(longest_s, asked_s)
-    assert retry_policy.pause_after(attempt + 1, Retry(""), chance) >= retry_policy.pause_after(
-        attempt, Retry(""), chance
-    )
+    backoff = retry_policy.backoff(lambda: chance)
+    pauses_s = [backoff.failed() for _ in range(40)]
+    assert pauses_s == sorted(pauses_s)
+    assert 0 < pauses_s[0] <= pauses_s[-1] == longest_s * (1 - chance / 2)
+    for pause_s in pauses_s:
+        assert min(longest_s, asked_s) <= retry_policy.at_most(pause_s, asked_s) <= longest_s
 
 
 # --- dead letters ------------------------------------------------------------------------------------
