@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
     from plainsong.serializers import Serializer
 
 T = TypeVar("T")
+
+
+def now_ms() -> int:
+    """Return this computer's time, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
 
 DEFAULT_PAGE_MESSAGES = 10_000
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from plainsong.calls import Failure, Send
     from plainsong.settings import Settings
 
-#: Added to the total limit, so that httpcore's limits, which know whether anything was sent, expire first.
-_GRACE_S = 0.05
-
 
 class Pool:
     """Keep-alive connections to all daemons of a client, for one event loop."""
@@ -75,7 +72,7 @@ class Pool:
         pool = self._pool_for(send.url)
         # httpcore's time-out applies to each piece of a response, so limit the whole here.
         longest_s = send.timeout_s if send.longest_s is None else send.longest_s
-        return await exchange(pool, send, longest_s + _GRACE_S, self._credentials.headers(send.url))
+        return await exchange(pool, send, longest_s, self._credentials.headers(send.url))
 
     async def _close_replaced(self) -> None:
         """Close the pools that were replaced and have no request under way."""

@@ -12,7 +12,7 @@ from plainsong import calls
 from plainsong._sync import _backend
 from plainsong.calls import Send, service_of, transaction_service, waiting_for_service
 from plainsong.messages import MessageId
-from plainsong.positions import NEWEST, as_bound, parse_start
+from plainsong.positions import NEWEST, as_bound, now_ms, parse_start
 from plainsong.protocol import ids
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import InvalidParameter, TransactionsUnavailable
@@ -50,10 +50,6 @@ log = logging.getLogger("plainsong.client")
 SERVICE_S = 5.0
 
 
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class Channel:
     """Sends the calls of one client to its daemons, and repeats them while that is safe.
 
@@ -71,7 +67,7 @@ class Channel:
         pool: Pool,
         *,
         random: Callable[[], float] = random.random,
-        wall_ms: Callable[[], int] = _wall_ms,
+        wall_ms: Callable[[], int] = now_ms,
         clock: Callable[[], float] = time.monotonic,
         places: Places | None = None,
         endless: bool = False,

@@ -10,8 +10,9 @@ from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.command import one_line
 from plainsong.cli.connection import run_call
-from plainsong.cli.options import now_ms, show_length
+from plainsong.cli.options import show_length
 from plainsong.cli.output import echo_json
+from plainsong.positions import now_ms
 
 if TYPE_CHECKING:
     from plainsong.cli.connection import Where

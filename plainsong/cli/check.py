@@ -7,6 +7,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
@@ -15,13 +16,14 @@ import click
 from plainsong.calls import Failure, topic_path
 from plainsong.cli.cluster import security_differences
 from plainsong.cli.command import one_line
-from plainsong.cli.options import now_ms, show_length
-from plainsong.cli.output import echo_json
+from plainsong.cli.options import show_length
+from plainsong.cli.output import counted, echo_json
 from plainsong.cli.ping import asking
+from plainsong.positions import now_ms
 from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from plainsong.calls import Answer
     from plainsong.cli.connection import Where
@@ -36,7 +38,8 @@ DAY_S = 86_400
 #: Kinds of attention items that have limits of their own here.
 _OWN_LIMITS = {"held-reader", "old-transaction", "certificate"}
 _LAG = re.compile(r"([a-zA-Z0-9_]+):([a-zA-Z0-9_-]+)/([^=\s]+)=(\d{1,15})\Z")
-_SAMPLE = re.compile(r"(plainsong_\w+)(?:\{[^}]*\})? ([0-9.eE+-]+|NaN)$", re.MULTILINE)
+#: A sample of Prometheus' text format; label values may contain any characters.
+_SAMPLE = re.compile(r"^(plainsong_\w+)(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
 class Lag(click.ParamType[tuple[str, str, str, int]]):
@@ -183,7 +186,7 @@ class _Looks:
         if not isinstance(shown, dict):
             return
         instances = [each for each in shown.get("instances", []) if isinstance(each, dict)]
-        self.report.facts.append(_count(len(instances), "instance"))
+        self.report.facts.append(counted(len(instances), "instance"))
         self.report.figure("instances", len(instances))
         for each in instances:
             if each.get("topicsOpen") is None:
@@ -195,7 +198,7 @@ class _Looks:
         """Report the number of topics."""
         shown = self._asked("/v1/topics?limit=1")
         if isinstance(shown, dict):
-            self.report.facts.append(_count(int(shown.get("total", 0)), "topic"))
+            self.report.facts.append(counted(int(shown.get("total", 0)), "topic"))
             self.report.figure("topics", int(shown.get("total", 0)))
 
     def attention(self) -> None:
@@ -220,25 +223,27 @@ class _Looks:
 
     def metrics(self, urls: Sequence[str], transaction_s: float, certificate_s: float, backup_s: float | None) -> None:
         """Report the ages of the oldest transaction and the last backup, and when the certificates expire."""
-        samples = [each for url in urls if (each := self._samples(url)) is not None]
-        if not samples:
+        answers = [each for url in urls if (each := self._samples(url)) is not None]
+        if not answers:
             return
+        samples: dict[str, list[float]] = {}
+        for name, value in chain.from_iterable(answers):
+            samples.setdefault(name, []).append(value)
         # Only the instance that runs the transaction service has this gauge, and it may not be one of these. Any
         # instance forwards a request to it.
-        ages_s = [each.get("plainsong_transaction_oldest_age_seconds", 0.0) for each in samples]
-        oldest_s = max(*ages_s, self._oldest_transaction_s())
+        ages_s = samples.get("plainsong_transaction_oldest_age_seconds", ())
+        oldest_s = max(*ages_s, self._oldest_transaction_s(), 0.0)
         self.report.figure("oldest_tx", round(oldest_s), "s", transaction_s)
         if oldest_s > transaction_s:
             self.report.found(WARNING, f"a transaction has been open for {show_length(oldest_s * 1000)}")
-        self.report.figure("hidden", sum(each.get("plainsong_hidden_messages", 0.0) for each in samples))
-        ends = [end for each in samples if (end := each.get("plainsong_tls_certificate_not_after_seconds")) is not None]
-        if ends:
+        self.report.figure("hidden", sum(samples.get("plainsong_hidden_messages", ())))
+        if ends := samples.get("plainsong_tls_certificate_not_after_seconds"):
             left_s = min(ends) - time.time()
             self.report.figure("certificate", round(left_s), "s")
             if left_s < certificate_s:
                 when = f"expires in {show_length(left_s * 1000)}" if left_s > 0 else "has expired"
                 self.report.found(WARNING, f"the certificate {when}")
-        self._backup(samples, backup_s)
+        self._backup(samples.get("plainsong_backup_last_success_timestamp_seconds", ()), backup_s)
 
     def _oldest_transaction_s(self) -> float:
         """Return the age of the oldest open transaction, on any instance, in seconds; 0 if there is none."""
@@ -257,9 +262,7 @@ class _Looks:
             said_s = time.time()
         return max((said_s - each["startedMs"] / 1000 for each in shown if each.get("startedMs")), default=0.0)
 
-    def _backup(self, samples: Sequence[Mapping[str, float]], backup_s: float | None) -> None:
-        name = "plainsong_backup_last_success_timestamp_seconds"
-        made = [each[name] for each in samples if name in each]
+    def _backup(self, made: Sequence[float], backup_s: float | None) -> None:
         limit_s = 26 * 3600 if backup_s is None else backup_s
         if not made:
             if backup_s is not None:
@@ -270,13 +273,13 @@ class _Looks:
         if age_s > limit_s:
             self.report.found(WARNING, f"the last backup is {show_length(age_s * 1000)} old")
 
-    def _samples(self, url: str) -> dict[str, float] | None:
+    def _samples(self, url: str) -> list[tuple[str, float]] | None:
         answer = self.ask(url, "/metrics")
         if isinstance(answer, Failure) or answer.status != 200:
             why = answer.detail if isinstance(answer, Failure) else f"status {answer.status}"
             self.report.found(UNKNOWN, f"{url}/metrics: {why}")
             return None
-        return {name: float(value) for name, value in _SAMPLE.findall(answer.body.decode("utf-8", "replace"))}
+        return samples_in(answer.body.decode("utf-8", "replace"))
 
     def lag(self, namespace: str, topic: str, reader: str, most: int) -> None:
         """Report a reader's lag in messages."""
@@ -294,6 +297,11 @@ class _Looks:
             self.report.found(WARNING, f"reader {reader} of {namespace}:{topic} is {visible} messages behind")
 
 
+def samples_in(text: str) -> list[tuple[str, float]]:
+    """Return every sample of a page of metrics, with its name; one name has a sample for each of its label sets."""
+    return [(name, float(value)) for name, value in _SAMPLE.findall(text) if value != "NaN"]
+
+
 def _is_refused(failure: Failure) -> bool:
     """True if the connection was refused. An unknown or silent host proves nothing about a daemon."""
     error: BaseException | None = failure.cause
@@ -309,7 +317,3 @@ def _json(answer: Answer) -> Any:
         return json.loads(answer.body)
     except ValueError:
         return None
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -12,8 +12,9 @@ from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.connection import complete_topic, run_call, where_options
 from plainsong.cli.dry_run import dry_run_option, show_dry_run
-from plainsong.cli.options import now_ms, show_length
+from plainsong.cli.options import show_length
 from plainsong.cli.output import echo_json, escaped, note, report
+from plainsong.positions import now_ms
 from plainsong.protocol.cluster import SLICES
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ import click
 from plainsong.cli import output
 from plainsong.cli.command import Exit, Verb, json_option, one_line
 from plainsong.cli.connection import complete_topic, where_options
-from plainsong.cli.options import now_ms, show_time
+from plainsong.cli.options import show_time
 from plainsong.cli.output import echo_json, note
+from plainsong.positions import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

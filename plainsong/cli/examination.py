@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from plainsong.cli.machine import (
 )
 from plainsong.cli.options import show_length
 from plainsong.cli.output import coloured, counted, echo_json, echo_lines, show_seconds
+from plainsong.positions import now_ms
 from plainsong.protocol.errors import NotFound, PlainsongError
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def look_at_times(where: Where) -> list[Finding]:
     try:
         with where.client() as client:
             for name in client.topics()[:MAX_TOPICS]:
-                before_ms = time.time_ns() // 1_000_000
+                before_ms = now_ms()
                 stats = client.admin.stats(name)
                 if stats["oldestId"] is None or stats["newestId"] is None or stats["oldestAgeMs"] is None:
                     continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plainsong.cli.command import CommandFailed, Exit
-from plainsong.positions import NEWEST, OLDEST, parse_start
+from plainsong.positions import NEWEST, OLDEST, now_ms, parse_start
 from plainsong.protocol.errors import InvalidProperty, PlainsongError, nearest
 from plainsong.protocol.properties import KNOWN, parse_properties
 
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _LENGTH = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|w)?\Z")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def now_ms() -> int:
-    """Return this computer's time, in milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 class Place(click.ParamType["str | bytes | int"]):

@@ -10,8 +10,9 @@ from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, VerbGroup, json_option, one_line
 from plainsong.cli.connection import complete_topic, run_call, where_options
-from plainsong.cli.options import now_ms, show_length
+from plainsong.cli.options import show_length
 from plainsong.cli.output import confirmed, echo_json, report
+from plainsong.positions import now_ms
 from plainsong.protocol.errors import ProducerNotFound, nearest
 
 if TYPE_CHECKING:

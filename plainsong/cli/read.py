@@ -16,7 +16,6 @@ from plainsong.cli.options import (
     chosen,
     is_pattern,
     isolation_option,
-    now_ms,
     show_length,
     show_time,
     why_held,
@@ -24,7 +23,7 @@ from plainsong.cli.options import (
 from plainsong.cli.output import echo_json, note, report
 from plainsong.cli.printing import Printer, escaped_bytes, grep_option, payload_json, printing_options
 from plainsong.messages import passed_rows
-from plainsong.positions import NEWEST
+from plainsong.positions import NEWEST, now_ms
 from plainsong.protocol.ids import FIRST_BOUND, after, before
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import click
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, VerbGroup, json_option
 from plainsong.cli.connection import complete_topic, where_options
-from plainsong.cli.options import Place, now_ms, show_length, show_time
+from plainsong.cli.options import Place, show_length, show_time
 from plainsong.cli.output import confirmed, echo_json
-from plainsong.positions import NEWEST, OLDEST
+from plainsong.positions import NEWEST, OLDEST, now_ms
 from plainsong.protocol.errors import NotFound, TopicNotFound, nearest
 from plainsong.protocol.ids import FIRST_BOUND, before, bound_at
 

@@ -18,8 +18,9 @@ from plainsong import calls
 from plainsong.cli import output
 from plainsong.cli.command import Verb, json_option, one_line
 from plainsong.cli.connection import complete_topic, run_call, where_options
-from plainsong.cli.options import Length, chosen, is_pattern, now_ms, show_length, show_time
+from plainsong.cli.options import Length, chosen, is_pattern, show_length, show_time
 from plainsong.cli.output import echo_json
+from plainsong.positions import now_ms
 from plainsong.protocol.errors import PlainsongError, TopicNotFound
 from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.paging import pages

@@ -22,7 +22,6 @@ from plainsong.cli.options import (
     chosen,
     differences,
     merged,
-    now_ms,
     parse_assignments,
     show_length,
     show_property,
@@ -30,6 +29,7 @@ from plainsong.cli.options import (
 )
 from plainsong.cli.output import confirmed, echo_json, named, note
 from plainsong.cli.producer import show_effective
+from plainsong.positions import now_ms
 from plainsong.protocol.errors import TopicExists
 from plainsong.protocol.ids import bound_at
 from plainsong.protocol.paging import pages

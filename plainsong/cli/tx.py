@@ -12,8 +12,10 @@ from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Verb, VerbGroup, json_option, one_line
 from plainsong.cli.connection import complete_topic, run_call, where_options
 from plainsong.cli.dry_run import dry_run_option, effect_lines, show_dry_run
-from plainsong.cli.options import Place, now_ms, show_length, show_time
+from plainsong.cli.options import Place, show_length, show_time
 from plainsong.cli.output import confirmed, echo_json, escaped, note, report
+from plainsong.positions import now_ms
+from plainsong.protocol.paging import pages
 from plainsong.protocol.transactions.transaction import issued_ms
 
 if TYPE_CHECKING:
@@ -180,13 +182,14 @@ def blame(topic: str, as_json: bool, where: Where) -> None:
 
 
 def _all(client: Client) -> Iterator[TransactionStatus]:
-    """All transactions in progress and invalid ones, page by page."""
-    after = None
-    while page := client.transactions.list(limit=MAX_LIMIT, after=after):
-        yield from page
-        if len(page) < MAX_LIMIT:
-            return
-        after = page[-1].id
+    """All transactions in progress and invalid ones."""
+
+    def page(after: int | None) -> dict[str, Any]:
+        found = client.transactions.list(limit=MAX_LIMIT, after=after)
+        return {"transactions": found, "next": found[-1].id if len(found) == MAX_LIMIT else None}
+
+    for each in pages(page):
+        yield from each["transactions"]
 
 
 def _held(client: Client, topic: str) -> Held | None:

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 from plainsong.cli.command import CommandFailed, Exit
-from plainsong.cli.options import now_ms
 from plainsong.cli.output import escaped
+from plainsong.positions import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

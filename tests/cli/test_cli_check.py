@@ -9,12 +9,14 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from plainsong import Client
 from plainsong.cli import bundle
+from plainsong.cli.check import samples_in
 from tests.cli.conftest import Said, url_of
 from tests.daemon.harness import Daemon
 from tests.freezing import freeze, thaw
@@ -70,6 +72,19 @@ def test_an_old_transaction_and_a_slow_reader_are_warnings(cli: Cli, client: Cli
         ):
             assert time.monotonic() < deadline_s, said
         assert said.code == 1
+
+
+def test_every_sample_of_a_name_counts_whatever_its_labels_are():
+    text = (
+        "# HELP plainsong_x Text.\n"
+        "# TYPE plainsong_x gauge\n"
+        'plainsong_x{topic="a",reader="} 7"} 1.0\n'
+        'plainsong_x{topic="b\\""} 2.5e+09\n'
+        "plainsong_x +Inf\n"
+        "plainsong_y NaN\n"
+        "python_x 3.0\n"
+    )
+    assert samples_in(text) == [("plainsong_x", 1.0), ("plainsong_x", 2.5e9), ("plainsong_x", inf)]
 
 
 def test_a_backup_is_shown_with_its_age(cli: Cli, running: Daemon, tmp_path: Path):

@@ -14,10 +14,11 @@ import click
 import pytest
 
 from plainsong import Client, __version__
-from plainsong.cli import machine, options
+from plainsong.cli import machine
 from plainsong.cli.command import Exit
 from plainsong.cli.main import program
 from plainsong.cli.output import counted, show_count
+from plainsong.positions import now_ms
 from tests.cli.conftest import Said, url_of
 from tests.daemon.harness import Daemon
 from tests.patience import PATIENCE_S
@@ -146,7 +147,7 @@ def test_a_ttl_that_would_hide_messages_asks_first_with_their_count(cli: Cli, cl
     declared = tmp_path / "topics.toml"
     declared.write_text('[topics.orders]\nttl = "1s"\n')
     newest_ms = client.poll("orders")[-1].id.publish_time_ms
-    while options.now_ms() <= newest_ms + 1000:
+    while now_ms() <= newest_ms + 1000:
         pass
     for words, asks in (
         (("topic", "set", "orders", "ttl=1s"), "A ttl of 1s hides 2 messages of orders forever. Set it?"),

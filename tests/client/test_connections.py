@@ -24,6 +24,7 @@ from plainsong._sync._pool import Exchange, Pool
 from plainsong.calls import Answer, Failure, Request, Send
 from plainsong.errors import Closed
 from plainsong.settings import Settings
+from plainsong.transport.async_http import exchange
 from tests.client.simulation import settings
 from tests.patience import PATIENCE_S
 
@@ -119,9 +120,9 @@ def pools() -> Iterator[Callable[..., Pool]]:
             url,
             namespace="default",
             token=token,
-            connect_timeout_s=5,
-            request_timeout_s=5,
-            deadline_s=5,
+            connect_timeout_s=PATIENCE_S,
+            request_timeout_s=PATIENCE_S,
+            deadline_s=PATIENCE_S,
             retry=True,
             max_connections=max_connections,
         )
@@ -133,8 +134,10 @@ def pools() -> Iterator[Callable[..., Pool]]:
         pool.close()
 
 
-def ask(pool: Pool, url: str, *, body: bytes = b"", timeout_s: float = 20.0, path: str = "/v1/x") -> Answer | Failure:
-    return pool.carry(Send(url, Request("POST", path, (("X-Name", "value"),), body), 5.0, timeout_s))
+def ask(
+    pool: Pool, url: str, *, body: bytes = b"", timeout_s: float = PATIENCE_S, path: str = "/v1/x"
+) -> Answer | Failure:
+    return pool.carry(Send(url, Request("POST", path, (("X-Name", "value"),), body), PATIENCE_S, timeout_s))
 
 
 def test_requests_one_after_the_other_share_a_connection(serve, pools):
@@ -316,6 +319,26 @@ def test_a_streamed_answer_has_the_same_limits_on_an_event_loop(monkeypatch, lon
     began_s = clock.current_time()
     answer = trio.run(main, clock=clock)
     assert answer.body == b"ab" * 5 if comes else answer.kind == "timeout"
+
+
+def test_the_error_of_an_exchange_names_the_limit_that_has_passed():
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            await trio.sleep(20)
+            yield b"x"
+
+    class Connections:
+        async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
+            await request.extensions["trace"]("http11.send_request_headers.started", {})
+            return httpcore2.Response(200, content=pieces())
+
+    async def main() -> Answer | Failure:
+        send = Send("http://one", Request("POST", "/v1/x"), 5.0, 30.0)
+        connections: Any = Connections()
+        return await exchange(connections, send, 119.0)
+
+    failure = trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert (failure.kind, failure.detail) == ("timeout", "no answer within 119 s")
 
 
 def test_an_answer_that_arrives_before_the_body_was_sent_is_read(serve, pools):

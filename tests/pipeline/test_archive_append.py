@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from plainsong import Client
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.cli.connection import Where
-from plainsong.cli.options import now_ms
+from plainsong.positions import now_ms
 from pyspark_plainsong.pipeline.archive import appending, archiving, layout, read
 from pyspark_plainsong.pipeline.archive.appending import AppendOptions, Subject
 from pyspark_plainsong.pipeline.archive.archiving import append, compact, verify

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from plainsong.cli.command import Exit
-from plainsong.cli.options import now_ms
+from plainsong.positions import now_ms
 from pyspark_plainsong.pipeline import locks
 from pyspark_plainsong.pipeline.files import LocalFiles
 from pyspark_plainsong.pipeline.hadoop import HadoopFiles

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from plainsong import Client
 from plainsong.cli.command import CommandFailed
 from plainsong.cli.connection import Where
-from plainsong.cli.options import now_ms
+from plainsong.positions import now_ms
 from plainsong.protocol.ids import pack_id
 from pyspark_plainsong.pipeline.audit import stream
 from pyspark_plainsong.pipeline.audit.command import WHAT, audit

@@ -6,7 +6,7 @@ import pytest
 
 from plainsong import Client
 from plainsong.cli.connection import Where
-from plainsong.cli.options import now_ms
+from plainsong.positions import now_ms
 from pyspark_plainsong.pipeline.audit import stream
 from pyspark_plainsong.pipeline.audit.manifest import TablesManifest
 from pyspark_plainsong.pipeline.audit.stream import NOTES, Lag, Quiet

@@ -11,7 +11,7 @@ import pytest
 from plainsong import Client
 from plainsong.cli.command import CommandFailed
 from plainsong.cli.connection import Where
-from plainsong.cli.options import now_ms
+from plainsong.positions import now_ms
 from plainsong.protocol.ids import unpack_id
 from pyspark_plainsong.pipeline.archive.archiving import append
 from pyspark_plainsong.pipeline.job import Run

@@ -8,7 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from plainsong.cli.options import now_ms, show_length
+from plainsong.cli.options import show_length
+from plainsong.positions import now_ms
 from pyspark_plainsong.pipeline.archive import layout
 from pyspark_plainsong.pipeline.archive.layout import FIRST
 from pyspark_plainsong.pipeline.archive.table import Batch, TopicTable

@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from plainsong.cli.command import CommandFailed, Exit
-from plainsong.cli.options import chosen, is_pattern, now_ms, show_time
+from plainsong.cli.options import chosen, is_pattern, show_time
 from plainsong.cli.output import counted, show_bytes, show_count, show_messages
+from plainsong.positions import now_ms
 from plainsong.protocol.errors import PlainsongError
 from pyspark_plainsong.options import ReadOptions
 from pyspark_plainsong.pipeline.archive import layout

@@ -22,7 +22,7 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from plainsong.cli.command import CommandFailed, Exit
-from plainsong.cli.options import now_ms
+from plainsong.positions import now_ms
 from pyspark_plainsong.pipeline.archive import layout
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 
-from plainsong.cli.options import now_ms
+from plainsong.positions import now_ms
 from pyspark_plainsong.pipeline.archive import layout
 from pyspark_plainsong.pipeline.archive.appending import starting_offsets
 from pyspark_plainsong.pipeline.archive.reading import CHECKSUM, archived, checksum, day_column, rows_in

@@ -16,7 +16,6 @@ import math
 import re
 import secrets
 import shutil
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -25,6 +24,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812
 
 from plainsong.cli.command import CommandFailed, Exit
+from plainsong.positions import now_ms
 from pyspark_plainsong.pipeline.audit.lineage import EDGES, edge_rows
 from pyspark_plainsong.pipeline.audit.manifest import (
     LOCK,
@@ -165,7 +165,7 @@ class Keeping:
                 merged = merge_parts(ripe, table, self._root, folder, unmerged(spark, self._root, table, ripe))
                 if merged is None:
                     raise AssertionError("parts have rows")
-                self._commit(self._manifest.merging(ripe, merged, _now_ms()))
+                self._commit(self._manifest.merging(ripe, merged, now_ms()))
                 gone += len(ripe)
         return gone
 
@@ -178,7 +178,7 @@ class Keeping:
 
     def _commit(self, manifest: TablesManifest) -> None:
         """Replace the manifest, then remove parts that were retired longer than ``keep_s`` ago."""
-        last = _now_ms() - self._keep_ms
+        last = now_ms() - self._keep_ms
         old = [each.path for each in manifest.retired if each.at_ms <= last]
         manifest = replace(manifest, retired=tuple(each for each in manifest.retired if each.at_ms > last))
         store_manifest(self._root, manifest)
@@ -232,10 +232,6 @@ def keep(root: Path, tables: Sequence[Table], *, keep_s: float = 3600.0) -> Iter
             store_manifest(root, keeping.manifest)
         keeping.sweep()
         yield keeping
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 # --- parts -----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from plainsong.cli.options import now_ms
+from plainsong.positions import now_ms
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import FIRST_BOUND, after, unpack_id
 from pyspark_plainsong.pipeline.audit.keeping import TABLES, Absorbed, absorb, keep

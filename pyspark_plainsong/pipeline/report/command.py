@@ -10,8 +10,9 @@ import click
 
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb
-from plainsong.cli.options import Length, Place, chosen, is_pattern, now_ms, show_length, show_time
+from plainsong.cli.options import Length, Place, chosen, is_pattern, show_length, show_time
 from plainsong.cli.output import show_count
+from plainsong.positions import now_ms
 from plainsong.protocol.ids import unpack_id
 from pyspark_plainsong.pipeline.job import Run, job_options
 from pyspark_plainsong.pipeline.report.facts import facts_of, grid_over, with_archive
