@@ -25,6 +25,7 @@ import logging
 import os
 import shlex
 import signal
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -144,6 +145,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
     security = build_security(config, metrics, metrics.security_reload_failed, metrics.quota_refused)
     outbox = outbox_of(config)
     async with (
+        nullcontext() if traces is None else aclosing(traces),
         open_store(config, outbox) as store,
         second_copy(config, store, outbox, switching) as copy,
         trio.open_nursery() as actors,
@@ -229,8 +231,6 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
         with trio.move_on_after(config.shutdown.drain_s):
             await daemon.drained()
         actors.cancel_scope.cancel()
-    if traces is not None:
-        await traces.aclose()
     log.info("stopped")
     return switching.is_set() and is_standby(config)
 

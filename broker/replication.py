@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import platform
-import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from actors.settling import settle
 from broker.finding import Finding
 from broker.metrics import LATENCY_BUCKETS_S, Distributions
 from storage.base import StoreError, StoreUnusable
+from storage.clock import now_ms
 from storage.leveldb import LevelDBStore
 from storage.replication.counted_store import CountingOutbox
 from storage.replication.notices import LEASE, decode_lease
@@ -202,11 +202,6 @@ def start_refusing(outbox: Outbox | None, daemon: Daemon, actors: trio.Nursery) 
 
 def _why(error: str) -> str:
     return f": {error}" if error else ""
-
-
-def now_ms() -> int:
-    """Return the present time of this machine, in milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def add_copy_gauges(metrics: Metrics, copy: SecondCopy) -> None:

@@ -17,6 +17,7 @@ import trio
 
 from actors.standby import Standby
 from broker.api.answers import json_answer
+from broker.api.operations.replication import NO_COPY
 from broker.api.routes import ROUTES
 from broker.http.budgets import AnswerBudget, BodyBudget
 from broker.http.handlers import RequestTasks
@@ -26,12 +27,13 @@ from broker.http.route import Accounting, Endpoint, accounted
 from broker.http.server import load_application, serve_http
 from broker.logs import AccessLog
 from broker.metrics import VARY_ACCEPT, Metrics
-from broker.replication import now_ms, open_objects
+from broker.replication import open_objects
 from broker.security.setup import build_security
 from broker.tls import certificates_of
 from plainsong.protocol.errors import Conflict, ReplicationUnavailable
 from plainsong.protocol.errors import Standby as StandbyRefusal
 from plainsong.protocol.version import VERSION
+from storage.clock import now_ms
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.replication.protocol import TakeOverLost
 from storage.replication.segment import mode_name
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from broker.http.route import Route
     from broker.security.identity import Identity
     from broker.tls import Certificates
-    from plainsong.protocol.answers.service import ReplicationState, TakenOver
+    from plainsong.protocol.answers.service import TakenOver
 
 log = logging.getLogger(__name__)
 #: Names the URLs at which clients reach the primary.
@@ -92,7 +94,7 @@ class StandbyRoutes:
         """Answer with the present state."""
         request.parameters()
         status = self.standby.status
-        shown: ReplicationState = {
+        shown = NO_COPY | {
             "role": "standby",
             "to": self.to,
             "mode": mode_name(status.mode),
@@ -100,17 +102,7 @@ class StandbyRoutes:
             "lastCommit": status.last,
             "countedCommit": status.last if status.caught_up else None,
             "lagCommits": status.lag_commits,
-            "lagBytes": None,
-            "lagMs": None,
-            "uploadedMs": None,
             "error": status.error or None,
-            "baseCommit": None,
-            "baseMs": None,
-            "oldestMs": None,
-            "givenUp": None,
-            "puts": 0,
-            "putP50Ms": None,
-            "putP99Ms": None,
             "urls": list(status.urls),
         }
         return json_answer(shown)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,6 +33,7 @@ from storage.backup.files import LocalFiles, StoredFiles
 from storage.backup.folder import BackupFolder, DamagedManifest, HoldsCopy, Verified, objects_of
 from storage.backup.objects import DamagedObject
 from storage.base import Deposed, StoreError, StoreUnusable
+from storage.clock import now_ms
 from storage.copy_parts import BACKUP_ORIGIN, copy_row
 from storage.copying import CopyRequest, StoresDiffer
 
@@ -415,7 +415,7 @@ def prune(folder: str, keep_ms: int | None, keep_last: int | None, timeout_s: fl
     with _said():
         kept = BackupFolder.open(_files(folder, timeout_s))
         with kept.locked():
-            done = kept.prune(keep_last or 1, None if keep_ms is None else _now_ms() - keep_ms)
+            done = kept.prune(keep_last or 1, None if keep_ms is None else now_ms() - keep_ms)
     if as_json:
         echo_json(done.shown())
     else:
@@ -543,13 +543,13 @@ def _present_ms(kept: BackupFolder, given_ms: int | None) -> int:
     A clock that is slower than a backup's says nothing about ids assigned since. If it is slow by ``SKEW_MS`` at most,
     it is assumed not to be further off than that.
     """
-    now_ms = _now_ms() if given_ms is None else given_ms
+    present_ms = now_ms() if given_ms is None else given_ms
     cuts, _ = kept.manifests()
     last = max(cuts, key=lambda each: int(cuts[each]["cutMs"]))
     cut_ms = int(cuts[last]["cutMs"])
-    behind_ms = cut_ms - now_ms
+    behind_ms = cut_ms - present_ms
     if behind_ms <= 0:
-        return now_ms
+        return present_ms
     if given_ms is not None:
         raise CommandFailed(f"--now is before backup {last}", hint="give the present time", code=Exit.USAGE)
     if behind_ms <= SKEW_MS:
@@ -617,7 +617,3 @@ def _exit_of(error: BaseException) -> Exit | None:
     if isinstance(error, DamagedObject | StoresDiffer | Deposed | OSError):
         return Exit.FAILED
     return Exit.UNAVAILABLE if isinstance(error, StoreError) else None
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -21,6 +21,7 @@ from plainsong.cli.command import CommandFailed, Exit, Verb, json_option
 from plainsong.cli.output import echo_json, show_bytes, show_count
 from plainsong.protocol.errors import InvalidName, PlainsongError
 from storage.base import Deposed, StoreUnusable
+from storage.clock import now_ms
 from storage.copying import CopyRequest, CopyRun, StoresDiffer, refuse_differences
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ async def _copy(
             report.compared(compared := await copying.verify(), "compared")
             refuse_differences(compared)
         else:
-            done = await copying.run(lambda: time.time_ns() // 1_000_000)
+            done = await copying.run(now_ms)
             report.compared(done or [], "copied") if done is not None else report.done_before()
 
 

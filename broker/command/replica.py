@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from plainsong.cli.options import show_time
 from plainsong.cli.output import counted, echo_json, note, show_bytes, show_count
 from plainsong.protocol.errors import PlainsongError
 from storage.base import StoreError, StoreUnusable
+from storage.clock import now_ms
 from storage.directory import DataDirectory, opening_failed, set_aside, sync_directory
 from storage.replication.reading import bases_of, store_of
 from storage.replication.reading import verify as verify_copy
@@ -206,13 +206,13 @@ def restore_from(
         raise CommandFailed(f"--to {target!r} is not leveldb:DIR", code=Exit.USAGE)
     directory = Path(place).absolute()
     to_ms = None if at is None else time_ms("--at", at)
-    present_ms = time.time_ns() // 1_000_000 if now is None else time_ms("--now", now)
+    present_ms = now_ms() if now is None else time_ms("--now", now)
 
     async def work(objects: Objects) -> None:
         scratch = await in_thread(_scratch_of, directory)
-        now_ms = await refuse_late_clock(objects, present_ms, is_given=now is not None)
+        restored_ms = await refuse_late_clock(objects, present_ms, is_given=now is not None)
         done, compared = await restore_copy(
-            objects, scratch / "store", scratch, now_ms, to_commit=commit, to_ms=to_ms, report=note
+            objects, scratch / "store", scratch, restored_ms, to_commit=commit, to_ms=to_ms, report=note
         )
         await in_thread(_move, scratch, directory)
         rows = sum(each.target.rows for each in compared or ())
@@ -301,8 +301,8 @@ def rejoin(file: Path | None, data_dir: str | None, bind: str | None, sets: tupl
     """
     config = load_settings(file, data_dir, bind, sets).config
     directory = config.storage.data_dir.absolute()
-    now_ms = time.time_ns() // 1_000_000
-    aside = directory.with_name(f"{directory.name}.deposed-{now_ms}")
+    at_ms = now_ms()
+    aside = directory.with_name(f"{directory.name}.deposed-{at_ms}")
     with _said():
         home = DataDirectory.open(directory, address="plainsong replica rejoin")
         try:
@@ -312,7 +312,7 @@ def rejoin(file: Path | None, data_dir: str | None, bind: str | None, sets: tupl
             if record.standby:
                 raise StoreUnusable(f"{directory} is a standby's already", hint="start the daemon")
             after = {"aside": str(aside), "epoch": record.place.epoch, "commit": record.place.commit}
-            new = Record(record.store, standby=True).noted("replication.rejoin", now_ms, after)
+            new = Record(record.store, standby=True).noted("replication.rejoin", at_ms, after)
             set_aside(directory, aside)
             write_record(directory, new)
         finally:

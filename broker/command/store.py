@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import InvalidMessageId
 from plainsong.protocol.ids import MAX_TIMESTAMP_MS, pack_position, parse_id
 from storage.base import StoreUnusable
+from storage.clock import now_ms
 from storage.inspect.explain import RowFilter, explain, walk
 from storage.inspect.readonly import open_stopped
 
@@ -136,7 +136,7 @@ def explain_command(file: Path | None, data_dir: str | None, sets: tuple[str, ..
     there is damage.
     """
     with _opened(file, data_dir, sets) as rows:
-        summary = explain(rows, now_ms=int(time.time() * 1000))
+        summary = explain(rows, now_ms=now_ms())
     click.echo(json.dumps(summary_json(summary)) if as_json else summary_text(summary))
     _fail_if_stopped({table: counted.stopped for table, counted in summary.tables.items()})
     if not summary.whole:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import secrets
 import sys
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +35,7 @@ from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, VerbGroup, json_option
 from plainsong.cli.options import parse_length_s
 from plainsong.cli.output import confirmed, echo_json
+from storage.clock import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,10 +45,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 MAX_LIFE_S = 397 * 86_400
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}(T.*)?")
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class Expiry(click.ParamType["int | None"]):

@@ -115,7 +115,9 @@ def every_setting() -> Mapping[str, Setting]:
 
 
 def config_of(values: Mapping[str, Any]) -> Config:
-    """Return the configuration with ``values`` by name, and defaults for the others."""
+    """Return the configuration with ``values`` by name, and defaults for the others. Raises ValueError: unknown names."""
+    if unknown := values.keys() - every_setting().keys():
+        raise ValueError(f"unknown settings: {', '.join(sorted(unknown))}")
     return cast("Config", _filled(Config(), "", values))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from ipaddress import ip_address
 from pathlib import Path
@@ -125,9 +126,8 @@ def show_value(meaning: Meaning, value: Any) -> str:
         return _show_size(int(value))
     if isinstance(value, int | float):
         return str(int(value)) if value == int(value) else repr(value)
-    # A TOML basic string, in which these two characters have to be escaped.
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    # The escapes of a JSON string mean the same in a TOML basic string, which also needs one for DEL.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _from_text(kind: Kind, raw: str) -> object:

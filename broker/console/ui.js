@@ -95,6 +95,7 @@ export class Page extends Component {
 
   // Called when the query in the URL has changed.
   moved() {
+    this.setState({ error: null });
     this.refresh().catch(() => {});
   }
 
@@ -135,8 +136,14 @@ export class Page extends Component {
 
   async load() {}
 
-  // Handle an error outside a load.
+  // Handle the error of a part that loads on its own; the next load clears it.
   failed(error) {
+    this.missed = error;
+    this.refused(error);
+  }
+
+  // Handle the error of an action; it stays until the page moves, since events cause loads all the time.
+  refused(error) {
     if (error instanceof Away) this.props.app.live.lost();
     else if (!(error instanceof Problem)) throw error;
     else if (!this.gone && error.status !== 401) this.setState({ error });
@@ -154,14 +161,14 @@ export class Page extends Component {
         try {
           await this.load();
           this.loadedAt = Date.now();
-          if (!this.gone && this.state.error) this.setState({ error: null });
+          if (!this.gone) this.setState(({ error }) => (error === this.missed ? { error: null } : null));
         } catch (error) {
           if (error instanceof Away) {
             this.props.app.live.lost();
             throw error;
           }
           if (!(error instanceof Problem)) throw error;
-          if (!this.gone && error.status !== 401) this.setState({ error });
+          if (!this.gone && error.status !== 401) this.setState({ error: (this.missed = error) });
           this.retry(error);
         }
       } while (this.wanted && !this.gone);

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import aclosing, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from broker.security.oidc import OidcProvider
     from broker.security.peer import Peer
     from broker.tls import Certificates
+    from broker.tracing import Traces
     from plainsong.protocol.errors import PlainsongError
 
 log = logging.getLogger(__name__)
@@ -152,9 +154,15 @@ class FrontEnd:
             _put(guard, tables)
 
     async def _serve(self, config: Config, guard: Guard, nursery: trio.Nursery, *, has_peers: bool) -> None:
+        traces = open_traces(config)
+        async with nullcontext() if traces is None else aclosing(traces):
+            await self._serve_traced(config, guard, nursery, traces, has_peers=has_peers)
+
+    async def _serve_traced(
+        self, config: Config, guard: Guard, nursery: trio.Nursery, traces: Traces | None, *, has_peers: bool
+    ) -> None:
         settings = config.http
         forwarding = FrontForwarding(self._link)
-        traces = open_traces(config)
         endpoints = tuple(
             traced(looked_at_again(metered(each, guard), guard, counts=False), traces)
             for each in forwarding.endpoints(RequestTasks(nursery))
@@ -194,8 +202,6 @@ class FrontEnd:
         )
         with trio.move_on_after(LAST_ANSWERS_S):
             await self._link.aclose()
-        if traces is not None:
-            await traces.aclose()
 
     async def _hand_peer_over(
         self, stream: trio.SocketStream | TlsStream, already_read: bytes, stop: trio.Event

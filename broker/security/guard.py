@@ -22,6 +22,7 @@ from broker.security.quotas import Quotas
 from broker.security.rights import EVERYTHING, NOTHING, Decisions, Rights, bits_of
 from broker.security.tokens import NO_TOKENS, PREFIX, TokenTable, fault_of, hash_of
 from plainsong.protocol.errors import Forbidden, InvalidParameter, PlainsongError, Unauthenticated
+from storage.clock import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -161,7 +162,7 @@ class Guard:
         peer_names: PeerNames | None = None,
         counters: Counters | None = None,
         quotas: Quotas | None = None,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.required = required
         self._open_metrics = open_metrics

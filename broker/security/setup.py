@@ -13,6 +13,7 @@ from broker.security.guard import Guard
 from broker.security.peer_names import ConnectionNames
 from broker.security.quotas import Quotas
 from broker.security.reload import SecurityFiles
+from storage.clock import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,7 @@ class Security:
         """
         if not self.guard.required:
             return None
-        ids = "\n".join(self.guard.tokens.valid_ids(time.time_ns() // 1_000_000))
+        ids = "\n".join(self.guard.tokens.valid_ids(now_ms()))
         return {"grants": self.files.digests.get("grants"), "tokens": sha256(ids.encode()).hexdigest()[:12]}
 
     @property

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from broker import main
+from broker.config.config import config_of
 from broker.http.messages import Request
 from broker.link.http_codec import decode_request, encode_request
 from broker.tracing import EXPORTED_AT_ONCE, QUEUED, Traces, traced
 from plainsong import Client
 from plainsong.cli.command import Exit
+from storage.base import StoreUnusable
 from tests.daemon.harness import Daemon, clean_environ, free_port
 from tests.patience import PATIENCE_S
 from tests.traces.collector import Collector
@@ -245,6 +248,21 @@ def test_spans_that_wait_are_sent_when_the_daemon_leaves(tmp_path, collector):
         assert post(daemon, "orders/publish", {"messages": ["a"]}, traceparent=PARENT) == 200
         assert daemon.stop() == Exit.OK
     assert [each.name for each in collector.spans()] == ["publish default:orders"]
+
+
+async def test_traces_are_closed_when_the_daemon_fails_to_start(tmp_path, monkeypatch):
+    class Recording:
+        is_closed = False
+
+        async def aclose(self):
+            self.is_closed = True
+
+    traces = Recording()
+    monkeypatch.setattr(main, "open_traces", lambda config: traces)
+    (tmp_path / "data").write_text("no directory")
+    with pytest.raises(StoreUnusable):
+        await main.run_daemon(config_of({"storage.data_dir": tmp_path / "data"}), announce=print)
+    assert traces.is_closed
 
 
 def test_an_unreachable_collector_costs_nothing_and_is_logged_once(tmp_path):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.api.answers import json_answer
-from plainsong.protocol.answers.service import HandedOver, ReplicationState
 from plainsong.protocol.errors import Conflict
 from storage.replication.segment import mode_name
 
@@ -17,6 +16,31 @@ if TYPE_CHECKING:
 
     from actors.second_copy import SecondCopy
     from broker.http.messages import Answer, Request
+    from plainsong.protocol.answers.service import HandedOver, ReplicationState
+
+
+#: The answer without a second copy; the roles add what they know.
+NO_COPY: ReplicationState = {
+    "role": "none",
+    "to": None,
+    "mode": None,
+    "epoch": None,
+    "lastCommit": None,
+    "countedCommit": None,
+    "lagCommits": None,
+    "lagBytes": None,
+    "lagMs": None,
+    "uploadedMs": None,
+    "error": None,
+    "baseCommit": None,
+    "baseMs": None,
+    "oldestMs": None,
+    "givenUp": None,
+    "puts": 0,
+    "putP50Ms": None,
+    "putP99Ms": None,
+    "urls": [],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +57,9 @@ class Replication:
         """Answer with the present state; without a copy, all but ``role`` is null."""
         request.parameters()
         if self.copy is None:
-            nothing = dict.fromkeys([*ReplicationState.__annotations__][1:])
-            return json_answer({"role": "none", **nothing, "puts": 0, "urls": []})
+            return json_answer(NO_COPY)
         status, puts = self.copy.status, self.copy.puts
-        shown: ReplicationState = {
+        shown = NO_COPY | {
             "role": "primary",
             "to": self.to,
             "mode": mode_name(status.mode),
@@ -55,7 +78,6 @@ class Replication:
             "puts": puts.count,
             "putP50Ms": _ms(puts.percentile_s(0.5)),
             "putP99Ms": _ms(puts.percentile_s(0.99)),
-            "urls": [],
         }
         return json_answer(shown)
 

@@ -41,7 +41,7 @@ export class Cluster extends Page {
   }
 
   attempt(asked) {
-    return () => this.change(asked()).catch((error) => this.failed(error));
+    return () => this.change(asked()).catch((error) => this.refused(error));
   }
 
   drain(name) {
@@ -107,7 +107,7 @@ export class Cluster extends Page {
             <p class="buttons start"><${Guarded} app=${app} verb="operate" on="service" data-testid="pin" disabled=${alone} title=${locked} onClick=${this.pin()}>Pin …</${Guarded}></p>
           </form>
         </section>
-        ${scrub && html`<${Scrub} app=${app} scrub=${scrub} now=${at} start=${this.scrub()} aside=${(each) => () => setAside(app, each.namespace, each.topic, each.from, each.to, () => this.refresh()).catch((failed) => this.failed(failed))} />`}`}`;
+        ${scrub && html`<${Scrub} app=${app} scrub=${scrub} now=${at} start=${this.scrub()} aside=${(each) => () => setAside(app, each.namespace, each.topic, each.from, each.to, () => this.refresh()).catch((error) => this.refused(error))} />`}`}`;
   }
 }
 

@@ -84,7 +84,7 @@ export class Overview extends Page {
 
   undelete(each) {
     const { app } = this.props;
-    return () => undelete(app, each.namespace, each.name, () => go(topicUrl(each.namespace, each.name))).catch((error) => this.failed(error));
+    return () => undelete(app, each.namespace, each.name, () => go(topicUrl(each.namespace, each.name))).catch((error) => this.refused(error));
   }
 
   // Load the last hour of each topic, a few at a time; only once for a topic that was idle for an hour and still is.

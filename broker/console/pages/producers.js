@@ -58,7 +58,7 @@ export class Producers extends Page {
           <td class="number">${each.pushed > each.persisted ? count(each.pushed) : "–"}</td>
           <td title=${time(each.activeMs)}>${duration(at - each.activeMs)} ago</td>
           <td title=${time(each.expiresMs)}>${duration(each.expiresMs - at)}</td>
-          <td class="actions"><${Guarded} app=${app} verb="admin" on=${this.name} data-testid="producer-delete" onClick=${() => this.forget(each.producer).catch((failed) => this.failed(failed))}>Forget …</${Guarded}></td>
+          <td class="actions"><${Guarded} app=${app} verb="admin" on=${this.name} data-testid="producer-delete" onClick=${() => this.forget(each.producer).catch((error) => this.refused(error))}>Forget …</${Guarded}></td>
         </${Row}>`)}</tbody>
       </table></${TableFrame}>`}
       ${found &&

@@ -145,7 +145,7 @@ export class Topic extends Page {
   }
 
   attempt(action) {
-    return () => action.call(this).catch((error) => this.failed(error));
+    return () => action.call(this).catch((error) => this.refused(error));
   }
 
   render({ app, route }, { error, properties, deduplication, etag, stats, readers, open, history, attention, row, deleted, at }) {

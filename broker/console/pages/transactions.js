@@ -114,7 +114,7 @@ export class Transactions extends Page {
   attempt(action) {
     return (event) => {
       event.stopPropagation();
-      action().catch((error) => this.failed(error));
+      action().catch((error) => this.refused(error));
     };
   }
 

@@ -185,28 +185,24 @@ export class Viewer extends Component {
   // Return the shown rows in their current states.
   async asTheyAre(rows) {
     const [low, high] = this.ends(rows);
+    const ids = rows.map(({ id }) => id).sort();
     const glance = { limit: MOST_ROWS, payload: "base64", longs: "string", payloadBytes: 1 };
     const now = new Map();
-    let at = low;
-    // Up to three pages: with a filter there may be many other rows between the shown ones.
-    for (let pages = 0; pages < 3 && at <= high; pages += 1) {
+    // With a filter there may be many other rows between the shown ones: each page begins at the next shown row.
+    for (let at = low; at; ) {
       const found = await get(this.path("messages"), { ...glance, from: at, to: idAfter(high) });
       for (const each of found) now.set((each.id ??= each.from), each);
-      if (found.length < MOST_ROWS) {
-        at = idAfter(high);
-        break;
-      }
-      at = idAfter(found.at(-1).id);
+      at = found.length === MOST_ROWS && ids.find((id) => id > found.at(-1).id);
     }
     // A range that was set aside replaces all its rows, in the place of the first of them.
     const aside = [...now.values()].filter((each) => each.state === "set-aside");
-    const firsts = aside.map((each) => rows.map(({ id }) => id).filter((id) => isIn(id, each)).sort()[0]);
+    const firsts = aside.map((each) => ids.find((id) => isIn(id, each)));
     return rows.flatMap((row) => {
       const which = aside.findIndex((each) => isIn(row.id, each));
       if (which >= 0) return row.id === firsts[which] ? [asItIs(row, aside[which])] : [];
       const seen = now.get(row.id);
       if (seen) return [asItIs(row, seen)];
-      return [row.id < at && row.state !== "gone" ? { ...row, state: "gone" } : row];
+      return [row.state !== "gone" ? { ...row, state: "gone" } : row];
     });
   }
 
