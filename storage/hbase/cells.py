@@ -237,12 +237,14 @@ class Cells:
                 return
 
     async def put_expected(self, key: bytes, expected: bytes | None, value: bytes | None, epoch: int) -> None:
-        """Do ``put`` if the value is ``expected``. Raises StoreConflict: nothing happened; and what ``put`` raises."""
+        """Do ``put`` if the value is ``expected``, also if it is ``value`` already: ``swap`` detects its own lost answers.
+
+        Raises:
+          StoreConflict: the value is another one; nothing happened. Also what ``put`` raises.
+        """
         while True:
             before = await self.get(key)
             after = cell_of(epoch, value)
-            if before == after and expected != value:
-                return  # done by an earlier attempt
             if value_in(before) != expected:
                 raise StoreConflict(f"row {key.hex()} of the metadata table has changed")
             if epoch_in(before) > epoch:

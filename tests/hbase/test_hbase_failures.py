@@ -11,9 +11,11 @@ from dataclasses import replace
 import pytest
 import trio
 
+from actors.transaction_actor import SERVICE_NAME
 from plainsong.protocol.effects import Delete, RollBack, put_one
 from plainsong.protocol.keys import pointer_key
 from storage.base import NothingWritten, StoreConflict, StoreError
+from storage.hbase.cells import value_in
 from storage.hbase.gateway import thrift
 from storage.hbase.scan import ScanRange, first_rows
 from storage.hbase.store import HBaseStore
@@ -217,6 +219,17 @@ async def test_a_store_whose_clocks_are_set_back_by_an_hour_continues(instances)
         each._owners.forget(b"ns:topic:")
         assert await values(each) == [b"n", b"o"]
         assert await each.get(METADATA, KEY) == b"5"
+
+
+async def test_a_compare_and_set_is_a_conflict_even_if_the_cell_has_the_value_already(instances):
+    store = instances[0]
+    claim = await store.claim(SERVICE_NAME)
+    cells = store._commit_writer._cells
+    await cells.put_expected(b"\0service", None, b"1", claim.epoch)
+    with pytest.raises(StoreConflict):
+        await cells.put_expected(b"\0service", None, b"1", claim.epoch)
+    await cells.put_expected(b"\0service", b"1", b"1", claim.epoch)
+    assert value_in(await cells.get(b"\0service")) == b"1"
 
 
 async def test_a_row_of_a_commit_that_never_happened_is_replaced_even_if_clocks_are_set_back(instances):
