@@ -97,6 +97,21 @@ def words(screen: Screen) -> list[str]:
     )
 
 
+def test_states_of_a_search_are_refreshed_however_many_other_messages_are_between(
+    screen: Screen, client: Client, ns: str
+):
+    client.create_topic("t")
+    client.publish("t", [b"needle 1"])
+    client.publish("t", [b"hay"] * 700)
+    transaction = client.transactions.begin(client_id="slow", timeout_s=300)
+    client.publish("t", [b"needle 2"], transaction=transaction)
+    screen.open(f"/console/topics/{ns}/t?filter=needle", "message-row")
+    screen.says("connection", "live")
+    assert words(screen) == ["open", "plain"]
+    client.transactions.commit(transaction)
+    screen.until("it is committed", lambda: words(screen) == ["committed", "plain"])
+
+
 def test_states_are_shown_as_words(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [b"plain"])

@@ -375,11 +375,14 @@ def test_any_bytes_of_a_key_set_are_read_or_refused(data):
         assert parse_keys(data)
 
 
+PARSED = parse_keys(published(*KEYS.values()))
+
+
 @given(st.text("eyJ0.-_=aZ9", max_size=60), st.sampled_from(["{0}", "{0}.{0}.{0}", "eyJhbGciOiJSUzI1NiJ9.{0}.{0}"]))
 def test_any_text_of_a_token_is_read_or_refused(text, form):
     async def ask():
         made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, "nowhere"), now_s=Now())
-        made._put(parse_keys(published(*KEYS.values())))
+        made._put(PARSED)
         made.fetched_s = NOW_S
         with pytest.raises(Unauthenticated):
             await made.verify(form.format(text), NO_PEER)
