@@ -383,6 +383,7 @@ def test_any_text_of_a_token_is_read_or_refused(text, form):
     async def ask():
         made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, "nowhere"), now_s=Now())
         made._put(PARSED)
+        made._tried.set()  # else each waits for the first fetch
         made.fetched_s = NOW_S
         with pytest.raises(Unauthenticated):
             await made.verify(form.format(text), NO_PEER)
