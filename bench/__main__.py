@@ -25,6 +25,7 @@ from bench.backup import measure_backup
 from bench.chained import measure_chained
 from bench.cleaning import measure_cleaning
 from bench.cluster import measure_cluster
+from bench.daemon import end_on_sigterm
 from bench.delivery import measure_delivery
 from bench.evenness import CONDITIONS, measure_evenness
 from bench.front import measure_front
@@ -161,4 +162,5 @@ def _names(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     main()

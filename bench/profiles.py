@@ -77,6 +77,8 @@ class Profile:
     """Duration of each measurement."""
     jvm: str
     """JVM options of HBase and Spark: none in a full run."""
+    fetches: bool
+    """Download Kafka and Spark's connector for it if they are missing."""
 
 
 FULL = Profile(
@@ -117,6 +119,7 @@ FULL = Profile(
     backup_pairs=12,
     backup_s=8.0,
     jvm="",
+    fetches=True,
 )
 
 QUICK = Profile(
@@ -158,4 +161,5 @@ QUICK = Profile(
     backup_s=0.5,
     # Faster start for processes that run for seconds.
     jvm="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    fetches=False,
 )

@@ -81,7 +81,7 @@ def conclude(
 def verdict_line(verdict: Verdict) -> str:
     """Format a verdict for the terminal."""
     word = "reached" if verdict.reached else "MISSED "
-    return f"{word}  {verdict.target}: {_number(verdict.result)} ({verdict.direction} {_number(verdict.bound)}; {verdict.where})"
+    return f"{word}  {verdict.target}: {number(verdict.result)} ({verdict.direction} {number(verdict.bound)}; {verdict.where})"
 
 
 def _markdown(results: dict[str, Any], sections: Sequence[Section], plots: dict[str, str]) -> str:
@@ -113,8 +113,8 @@ def _targets(targets: Sequence[dict[str, Any]]) -> list[str]:
     ]
     for each in targets:
         word = "reached" if each["reached"] else "**missed**"
-        bound = f"{each['direction']} {_number(each['bound'])}"
-        out.append(f"| {each['target']} | {bound} | {_number(each['result'])} | {word} | {each['where']} |")
+        bound = f"{each['direction']} {number(each['bound'])}"
+        out.append(f"| {each['target']} | {bound} | {number(each['result'])} | {word} | {each['where']} |")
     return out
 
 
@@ -131,11 +131,12 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 def _spread(spread: Spread) -> str:
     if spread.low == spread.high:
-        return _number(spread.median)
-    return f"{_number(spread.median)} ({_number(spread.low)} – {_number(spread.high)})"
+        return number(spread.median)
+    return f"{number(spread.median)} ({number(spread.low)} – {number(spread.high)})"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Format a number for people: three digits, thousands as k, millions as M."""
     if value >= 1e6:
         return f"{value / 1e6:.2f} M"
     if value >= 1000:

@@ -22,6 +22,7 @@ from statistics import quantiles
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from bench.daemon import end_on_sigterm
 from bench.generator import compiled
 from bench.peers.kafka import Kafka
 from bench.peers.loads import FULL, QUICK, Comparison, settled
@@ -117,4 +118,5 @@ def _conditions(home: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     main()

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from bench import bodies
 from bench.bodies import AVRO_TYPE, payloads
+from bench.daemon import end_on_sigterm
 from bench.generator import compiled
 from bench.load import post
 from bench.peers.loads import BATCH, FULL, QUICK, SIZE, Comparison, Side, on_connections, overview_of, settled
@@ -214,4 +215,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     main()

@@ -15,6 +15,8 @@ from pathlib import Path
 from bench.peers.peer import Lacking, is_root
 
 HERE = Path(__file__).parent
+#: Java that the projects share.
+_CLIENTS = HERE / "clients"
 #: Downloads and builds, kept between runs.
 KEPT = HERE.parents[1] / ".cache" / "peers"
 #: The Java version that the jars require.
@@ -26,7 +28,7 @@ def jars(name: str) -> str:
     _java()
     source, out = HERE / name, KEPT / name
     classpath = out / "classpath"
-    sources = [file for file in source.rglob("*") if file.suffix in (".java", ".xml")]
+    sources = [file for folder in (source, _CLIENTS) for file in folder.rglob("*") if file.suffix in (".java", ".xml")]
     if not classpath.exists() or any(file.stat().st_mtime > classpath.stat().st_mtime for file in sources):
         maven = _program("mvn", "Maven")
         out.mkdir(parents=True, exist_ok=True)
@@ -40,6 +42,11 @@ def jars(name: str) -> str:
             raise Lacking(f"Maven could not fetch its jars: {_last_line(done.stdout + done.stderr)}")
         unfinished.replace(classpath)
     return f"{out / 'classes'}:{classpath.read_text(encoding='utf-8').strip()}"
+
+
+def are_fetched(*names: str) -> bool:
+    """True if ``jars`` returns the class paths of these projects without downloads."""
+    return all((KEPT / name / "classpath").exists() for name in names)
 
 
 def java() -> str:

@@ -8,13 +8,23 @@ import subprocess
 import time
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.peers.fetch import jars, java
-from bench.peers.peer import START_TIMEOUT_S, Asked, Lacking, Peer, Running, exchange_sized, free_port, process
+from bench.peers.peer import (
+    START_TIMEOUT_S,
+    Asked,
+    Lacking,
+    Peer,
+    Running,
+    clients,
+    exchange_sized,
+    free_port,
+    process,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 _PROPERTIES = """
@@ -43,7 +53,8 @@ class Kafka(Peer):
 
     name = "kafka"
     protocol = "kafka"
-    synced = "`flush.messages=1`: a sync for each request and partition"
+    synced = "`log.flush.interval.messages=1`: a sync for each request and partition, its log of transactions included"
+    transacts = True
 
     def fetch(self) -> str:
         return f"Kafka {jars('kafka').partition('kafka-clients-')[2].partition('.jar')[0]}"
@@ -63,9 +74,11 @@ class Kafka(Peer):
         with process([*run, "kafka.Kafka", str(settings)], port, home) as running:
             yield running
 
-    def create(self, running: Running, topics: Sequence[str]) -> None:
-        """Create the topics in one request; wait until each can be fetched from."""
-        each = b"".join(_text(topic) + struct.pack("!ihii", 1, 1, 0, 0) for topic in topics)
+    def create(self, running: Running, topics: Sequence[str], settings: Mapping[str, str] | None = None) -> None:
+        """Create the topics in one request, with these settings; wait until each can be fetched from."""
+        chosen = (settings or {}).items()
+        told = struct.pack("!i", len(chosen)) + b"".join(_text(name) + _text(value) for name, value in chosen)
+        each = b"".join(_text(topic) + struct.pack("!ihi", 1, 1, 0) + told for topic in topics)
         body = struct.pack("!i", len(topics)) + each + struct.pack("!ib", _TIMEOUT_MS, 0)
         answer = exchange_sized(running.port, _request(CREATE_TOPICS, 2, body))
         at = 16  # size, correlation, throttle, count
@@ -87,6 +100,19 @@ class Kafka(Peer):
         body = struct.pack("!hhii", -1, -1, _TIMEOUT_MS, 1) + _text(topic)
         body += struct.pack("!iii", 1, 0, len(records)) + records
         return Asked(_request(PRODUCE, 7, body))
+
+    def transact(
+        self, running: Running, topics: Sequence[str], connections: int, seconds: float, size: int
+    ) -> dict[str, Any]:
+        """Run transactions with Kafka's own producer (Java), one for each connection."""
+        return clients(
+            [java(), "-cp", jars("kafka")],
+            seconds,
+            port=running.port,
+            topics=",".join(topics),
+            connections=connections,
+            message_bytes=size,
+        )
 
     def walk(self, running: Running, topic: str, limit: int) -> Asked:
         size = limit * _MESSAGE_BYTES

@@ -87,8 +87,11 @@ QUICK = PeersProfile(
 RATES_SAY = """Messages a second; requests of one message (*single*) or of 1000 (*batch*) of 100 B, each answered once it was synced.
 *÷* is Plainsong's rate divided by the peer's, within each round: above 1 Plainsong is faster. *Page* is the same 10 000
 messages repeatedly, *walk* a topic from its start to its end in pages of 10 000, on one connection; *page of 10* and
-*walk by 100* the same with smaller pages. *Transaction* counts whole transactions a second: Tephra's own client starts
-one, publishes a message to each topic under its pointer, asks if it can commit, and commits."""
+*walk by 100* the same with smaller pages. *Transaction* counts whole transactions a second, run by each peer's own
+client, one after the other on each connection. Plainsong and the original: Tephra's client in Java starts one, publishes
+a message to each topic under its pointer, asks if it can commit, and commits. Kafka: the transactional producer in Java
+begins, sends a message to each topic, and commits. PostgreSQL: pgbench sends BEGIN, an INSERT into each table, and
+COMMIT, as prepared statements."""
 WAITS_SAY = """The same loads: how long a request waited for its answer, the processor time that the peer's processes spent on
 a message, and how much of one core the load generator took. Where that is near 100 the generator is the limit."""
 OPEN_SAY = """Single messages of 100 B in an open loop over 32 connections: due at a fixed rate, waits counted from when they were
@@ -238,11 +241,11 @@ class Comparison:
             return lambda side: self._transact(side, connections, topics)
 
         rounds = profile.rounds
-        # Their client comes with the original service.
-        has_client = any(side.peer.name == "original" for side in self.sides)
+        # Plainsong alone would need the original's client, hence its jars.
+        is_compared = any(side.peer.transacts for side in self.sides if side.peer.name != "plainsong")
         transactions = {
             f"transaction, {_topics(topics)}, {on_connections(connections)}": (rounds, transacting(connections, topics))
-            for connections, topics in (TRANSACTING if has_client else ())
+            for connections, topics in (TRANSACTING if is_compared else ())
         }
         return {
             **{f"single, {on_connections(c)}": (rounds, publishing(c, 1)) for c in profile.singles},
@@ -273,8 +276,8 @@ class Comparison:
                     settle()
                     try:
                         measured = put(side)
-                    except RuntimeError as error:
-                        self.lacking[f"{side.peer.name}, {load}"] = str(error)
+                    except (Lacking, RuntimeError) as error:
+                        self.lacking[f"{side.peer.name}, {load}"] = _one_line(str(error))
                         measured = None
                     if measured is None:
                         refused.add(side.peer.name)

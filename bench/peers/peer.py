@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -78,6 +79,8 @@ class Peer(ABC):
     hello_replies = 1
     synced: str
     """The configuration that makes the peer sync before it acknowledges."""
+    transacts = False
+    """True if ``transact`` runs whole transactions."""
 
     @abstractmethod
     def fetch(self) -> str:
@@ -106,12 +109,37 @@ class Peer(ABC):
     def transact(
         self, running: Running, topics: Sequence[str], connections: int, seconds: float, size: int
     ) -> dict[str, Any] | None:
-        """Run whole transactions with a publish to each topic; return their result, or None if it has none.
+        """Run whole transactions with a message to each topic; return their result, or None if it has none.
+
+        The peer's own client runs them for ``seconds`` twice. Only the second half counts, because JVMs compile.
 
         Args:
           size: bytes of each message.
+
+        Raises:
+          Lacking: the client is not available.
+          RuntimeError: a transaction failed.
         """
         return None
+
+
+def clients(command: Sequence[str], seconds: float, **options: object) -> dict[str, Any]:
+    """Run ``peer.Transactor``, a program in Java, for ``seconds`` after as long a warm-up; return its result."""
+    words = [*command, "peer.Transactor", "--seconds", str(seconds), "--warm-up", str(seconds)]
+    words += [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    result: dict[str, Any] = json.loads(output_of(words, seconds).splitlines()[-1])
+    return result
+
+
+def output_of(command: Sequence[str], seconds: float) -> str:
+    """Return the output of a client's program that should take twice ``seconds``. Raises RuntimeError."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120 + 4 * seconds)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError("its transactions did not end") from None
+    if done.returncode:
+        raise RuntimeError(f"a transaction failed: {(done.stderr or done.stdout).strip()[-500:]}")
+    return done.stdout
 
 
 def free_port() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from bench import bodies
 from bench.daemon import daemon
 from bench.load import post
 from bench.peers.fetch import jars, java
-from bench.peers.peer import Asked, Peer, Running, free_port, process
+from bench.peers.peer import Asked, Peer, Running, clients, free_port, process
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.ids import ID_BYTES
 from plainsong.protocol.requests import PollRequest, PublishRequest
@@ -29,6 +28,7 @@ class Http(Peer):
     """The HTTP interface of both: Avro, version 1."""
 
     protocol = "http"
+    transacts = True
 
     def create(self, running: Running, topics: Sequence[str]) -> None:
         connection = HTTPConnection("127.0.0.1", running.port, timeout=60)
@@ -60,22 +60,16 @@ class Http(Peer):
         self, running: Running, topics: Sequence[str], connections: int, seconds: float, size: int
     ) -> dict[str, Any]:
         """Run transactions with Tephra's own client (Java)."""
-        options = {
-            "port": running.port,
-            "tephra": running.tephra_port,
-            "paths": ",".join(bodies.path(topic, "publish") for topic in topics),
-            "connections": connections,
-            "seconds": seconds,
-            "warm-up": seconds,
-            "message-bytes": size,
-        }
-        command = [java(), "-cp", jars("original"), "peer.Transactor"]
-        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 + 4 * seconds)
-        if done.returncode:
-            raise RuntimeError(f"a transaction failed: {done.stderr.strip()[-500:]}")
-        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return result
+        paths = ",".join(bodies.path(topic, "publish") for topic in topics)
+        return clients(
+            [java(), "-cp", jars("original")],
+            seconds,
+            port=running.port,
+            tephra=running.tephra_port,
+            paths=paths,
+            connections=connections,
+            message_bytes=size,
+        )
 
     def walk(self, running: Running, topic: str, limit: int) -> Asked:
         # Start from the lowest id instead of none, so that all requests of a walk have the same form.

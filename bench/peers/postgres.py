@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
 import struct
 import subprocess
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from bench.peers.fetch import debian_program
-from bench.peers.peer import Asked, Lacking, Peer, Running, exchange, free_port, is_root, process
+from bench.peers.peer import Asked, Lacking, Peer, Running, exchange, free_port, is_root, output_of, process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 #: Debian keeps the server's programs off the path.
 _PLACES = "/usr/lib/postgresql/*/bin"
@@ -31,6 +33,7 @@ class Postgres(Peer):
     name = "postgres"
     protocol = "postgres"
     synced = "`fsync` and `synchronous_commit` on, as is its default"
+    transacts = True
 
     def __init__(self) -> None:
         words = b"".join(word.encode() + b"\0" for word in ("user", _USER, "database", "postgres")) + b"\0"
@@ -82,11 +85,41 @@ class Postgres(Peer):
         copy = _message(b"Q", f'COPY "{topic}" (payload) FROM STDIN'.encode() + b"\0")
         return Asked(copy + copied + _message(b"c", b""))
 
+    def transact(
+        self, running: Running, topics: Sequence[str], connections: int, seconds: float, size: int
+    ) -> dict[str, Any]:
+        """Run transactions with pgbench: begin, an insert into each table, commit, each a round trip."""
+        inserts = [f'INSERT INTO "{topic}" (payload) VALUES (:payload);' for topic in topics]
+        # pgbench takes whole seconds.
+        lasts_s = max(2, math.ceil(2 * seconds))
+        with TemporaryDirectory() as directory:
+            script, log = Path(directory) / "transaction", Path(directory) / "log"
+            script.write_text("\n".join(["BEGIN;", *inserts, "COMMIT;"]), encoding="utf-8")
+            command = [self._program("pgbench"), "-h", "127.0.0.1", "-p", str(running.port), "-U", _USER]
+            command += ["--no-vacuum", "--protocol=prepared", "--client", str(connections), "--time", str(lasts_s)]
+            command += ["--define", f"payload={'x' * size}", "--file", str(script)]
+            output_of([*command, "--log", "--log-prefix", str(log), "postgres"], seconds)
+            logs = [file.read_text(encoding="ascii").splitlines() for file in Path(directory).glob("log.*")]
+        # Of each transaction: its client, its number, µs, its script, and when it ended, in seconds and µs.
+        fields = [[int(word) for word in line.split()] for lines in logs for line in lines]
+        return _counted([(each[4] * 1_000_000 + each[5], each[2]) for each in fields], seconds)
+
     def walk(self, running: Running, topic: str, limit: int) -> Asked:
         start = struct.pack("!q", 0)
         prepared = _parse(f'SELECT id, payload FROM "{topic}" WHERE id > $1 ORDER BY id LIMIT {limit}')
         request = _execute(start)
         return Asked(request, position_at=request.index(b"\0\0\0\x08" + start) + 4, prepared=prepared)
+
+
+def _counted(transactions: Sequence[tuple[int, int]], seconds: float) -> dict[str, Any]:
+    """Return the result of the last ``seconds``, from the end and the duration of each transaction in µs."""
+    since_us = max((ended_us for ended_us, _ in transactions), default=0) - seconds * 1e6
+    took_ms = sorted(took_us / 1e3 for ended_us, took_us in transactions if ended_us - took_us >= since_us)
+
+    def at(share: float) -> float:
+        return took_ms[min(len(took_ms) - 1, int(share * len(took_ms)))] if took_ms else 0.0
+
+    return {"requests": len(took_ms), "seconds": seconds, "p50_ms": at(0.5), "p99_ms": at(0.99), "max_ms": at(1.0)}
 
 
 def _message(kind: bytes, body: bytes) -> bytes:

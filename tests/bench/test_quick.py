@@ -9,6 +9,7 @@ import pytest
 
 from bench import __main__ as command
 from bench.bodies import NewPages
+from bench.peers.fetch import are_fetched
 from bench.profiles import QUICK
 from bench.report import verdict_line
 from bench.rounds import Row, Section, Spread, in_turns
@@ -75,13 +76,16 @@ def test_all_expired_rows_are_cleaned_and_their_space_is_reclaimed(report):
 
 def test_spark_is_compared_with_its_own_sources_and_sinks(report):
     rows = {row["what"]["what"]: row["values"] for row in report.results["sections"]["spark"]["rows"]}
+    kafka = ["÷ Kafka"] if are_fetched("kafka", "spark") else []
+    rows_of_kafka = ("read, Kafka", "write, Kafka", "write, Kafka, not synced") if kafka else ()
     assert {name: [column for column in values if column.startswith("÷")] for name, values in rows.items()} == {
-        "read": ["÷ from Parquet"],
-        "narrow": ["÷ from Parquet"],
-        "write": ["÷ to null", "÷ to Parquet"],
+        "read": ["÷ from Parquet", *kafka],
+        "narrow": ["÷ from Parquet", *kafka],
+        "write": ["÷ to null", "÷ to Parquet", *kafka],
+        **{name: [] for name in rows_of_kafka},
         "micro-batch": ["÷ rate source"],
         "visible": [],
-        "archive": ["÷ Parquet"],
+        "archive": ["÷ copy"],
     }
 
 
