@@ -78,7 +78,7 @@ def _kafka(profile: Profile, scratch: Path, ending: ExitStack, say: Callable[[st
     if not profile.fetches and not are_fetched("kafka", "spark"):
         say("spark: without Kafka, since a quick run fetches nothing")
         return None
-    home = scratch / "kafka"
+    home = (scratch / "kafka").resolve()  # its programs run there
     home.mkdir()
     peer = Kafka()
     try:
@@ -127,8 +127,8 @@ class _Kafka:
 
     def read(self, spark: SparkSession, topic: str, partitions: int) -> DataFrame:
         """Return a topic as a table."""
-        options = {"kafka.bootstrap.servers": self._servers, "subscribe": topic, "minPartitions": partitions}
-        return spark.read.format("kafka").options(**options).load()
+        reader = spark.read.format("kafka").option("kafka.bootstrap.servers", self._servers)
+        return reader.option("subscribe", topic).option("minPartitions", partitions).load()
 
     def write(self, made: DataFrame, topic: str) -> None:
         """Write the column ``payload``."""
