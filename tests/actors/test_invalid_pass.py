@@ -25,7 +25,11 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
 from plainsong.protocol.topic.asks import Remove, Undelete
 from plainsong.protocol.transactions.asks import CompletePass, PruningFigures
+from storage.base import read_rows
+from storage.leveldb import LevelDBStore
+from storage.leveldb.keeper import Keeper
 from storage.memory import MemoryStore
+from tests.storage.disks import copied_at_once
 from tests.storage.faulty import FaultyStore
 
 OTHER = TopicName("ns", "other")
@@ -122,6 +126,41 @@ async def test_a_failing_write_makes_the_pass_incomplete_and_the_next_one_finish
         report = await it.invalid_pass.run_once()
         assert report.complete
         assert signs(it.harness.store) == [-invalid] * 3
+
+
+@pytest.mark.parametrize("end", ["abort", "invalidate"])
+async def test_half_a_rollback_that_a_kill_left_is_seen_by_no_committed_reader_and_finished_by_a_repeat(
+    tmp_path, monkeypatch, end
+):
+    def killed_before(self, change):
+        copied_at_once(tmp_path / "data", tmp_path / "killed")
+        real(self, change)
+
+    async def pointers(store):
+        rows = await read_rows(store, Table.MESSAGE, b"", b"\xff" * 64, limit=100)
+        return [decode_row(value).pointer for _, value in rows]
+
+    clock, real = OneClock(), Keeper._make_change
+    async with await LevelDBStore.open(tmp_path / "data") as store, daemon(FaultyStore(store), clock) as it:
+        await it.harness.create()
+        pointer = (await it.service.begin()).transaction.write_pointer
+        await publish(it.harness, pointer, "in the sealed volume")
+        await store.begin_files()
+        await publish(it.harness, pointer, "in the newest")
+        monkeypatch.setattr(Keeper, "_make_change", killed_before)
+        await getattr(it.service, end)(pointer)
+        await it.clean()
+    monkeypatch.undo()
+    async with await LevelDBStore.open(tmp_path / "killed") as store, daemon(FaultyStore(store), clock) as it:
+        assert await pointers(store) == [pointer, -pointer]
+        seen, _ = await it.read(NAME, it.service.view())
+        assert seen == []
+        if end == "abort":
+            await it.service.abort(pointer)
+        else:
+            await it.clean()
+        assert await pointers(store) == [-pointer, -pointer]
+        assert await it.read(NAME, it.service.view()) == ([], None)
 
 
 async def test_rows_being_written_when_the_pass_begins_are_included(autojump_clock):

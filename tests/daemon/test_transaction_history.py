@@ -236,8 +236,23 @@ def test_a_request_rolled_back_by_itself_is_not_seen_though_its_transaction_is_c
 
 
 def test_half_a_rollback_is_torn(story):
+    story.logs["a"] = turned(story, "T20")
+    assert story.kinds() == {"torn", "not turned"}
+    story.logs["a"] = turned(story, "T20")
+    story.logs["a"] = turned(story, "T10")
+    assert {"torn", "lost"} <= story.kinds()
+
+
+def test_half_a_rollback_of_an_invalid_transaction_is_torn_only_if_a_transactional_reader_sees_any_of_it(story):
     story.logs["a"] = turned(story, "T30")
-    assert story.kinds() == {"torn"}
+    story.page("a", "plain", "T1", "T2", "T3", "behind", transactional=False)
+    story.page("a", "plain", "T1", "behind")
+    assert story.kinds() == set()
+    story.page("a", "plain", "T1", "T31", "behind")
+    assert story.kinds() == {"dirty"}
+    story.pages.pop()
+    story.requests[3].rolled_back = "yes"
+    assert story.kinds() == {"not turned"}
 
 
 def test_a_message_twice_is_doubled_and_one_with_another_pointer_dirty(story):

@@ -85,7 +85,7 @@ async def ring(
                 place.over = True
             readers.cancel_scope.cancel()
         async with await Talk.to(daemon.address) as talk:
-            states, held = await check_all(talk, plot, TOPICS, singly=singly, restored=restored)
+            states, held = await check_all(talk, plot, TOPICS, singly=singly, restored=restored, repeated=True)
     assert {"committed", "aborted", "invalid"} <= states.keys()
     assert held
 

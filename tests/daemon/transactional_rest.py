@@ -6,28 +6,39 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import trio
+
 from tests.daemon.talk import Talk
 from tests.daemon.transactional_checker import check
 from tests.daemon.transactional_history import Log
 from tests.daemon.transactional_readers import Habit, log_of, read_to_the_end
 from tests.daemon.transactional_writers import Plot, settle
+from tests.patience import PATIENCE_S
 
 #: This many messages at the end of a topic are read one by one, with a request each.
 SINGLY = 200
 
 
 async def check_all(
-    talk: Talk, plot: Plot, topics: Sequence[str], *, singly: int | None = SINGLY, restored: bool = False
+    talk: Talk,
+    plot: Plot,
+    topics: Sequence[str],
+    *,
+    singly: int | None = SINGLY,
+    restored: bool = False,
+    repeated: bool = False,
 ) -> tuple[Counter[str], int]:
     """Return how many transactions ended in each state, and how many pages were held.
 
     Args:
       singly: how many messages at the end of the first topic are read one by one; None: all.
       restored: True if the store was restored in between, which drops the messages of what is not committed.
+      repeated: wait until the janitor has rolled back all messages of invalid transactions, also those that a kill
+        left half done. Needs a short ``retention.interval_s``.
     """
     await settle(talk, plot)
     seen = len(plot.pages)
-    logs = [await log_of(talk, topic) for topic in topics]
+    logs = await (rolled_back(talk, plot, topics) if repeated else logs_of(talk, topics))
     start = None if singly is None or singly >= len(logs[0].rows) else logs[0].rows[-singly][0]
     for topic in topics:
         for limit in (1, 7, None) if topic == topics[0] else (50, None):
@@ -42,6 +53,22 @@ async def check_all(
     anomalies = check(plot.transactions, plot.requests, plot.pages, logs)
     assert not anomalies, "\n".join([f"{len(anomalies)} anomalies", *map(str, anomalies[:20])])
     return states, held
+
+
+async def logs_of(talk: Talk, topics: Sequence[str]) -> list[Log]:
+    """Return the log of each topic."""
+    return [await log_of(talk, topic) for topic in topics]
+
+
+async def rolled_back(talk: Talk, plot: Plot, topics: Sequence[str]) -> list[Log]:
+    """Return the logs once no message of an invalid transaction is left as it was written."""
+    invalid = {pointer for each in plot.transactions if each.state == "invalid" for pointer in each.pointers}
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            logs = await logs_of(talk, topics)
+            if not any(pointer in invalid for log in logs for _, _, pointer in log.rows):
+                return logs
+            await trio.sleep(0.1)
 
 
 def without_undone(plot: Plot, logs: Sequence[Log]) -> list[Log]:
