@@ -1,4 +1,4 @@
-"""``python -m tests.schedules [--world store] [--seconds 3600] [--seed 7 [--steps 12]]``."""
+"""``python -m tests.schedules [--world copy] [--seconds 3600] [--seed 7 [--steps 12]]``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import time
 import traceback
 from typing import Any
 
+from tests.schedules.copy_world import COPY
 from tests.schedules.exploring import STEPS, many, one, shrunk
 from tests.schedules.store_world import WHOLE
 
 #: The worlds that can be explored, with their options.
-WORLDS: dict[str, dict[str, Any]] = {"tables": {}, "store": WHOLE}
+WORLDS: dict[str, dict[str, Any]] = {"tables": {}, "store": WHOLE, "copy": COPY}
 
 
 def main() -> int:

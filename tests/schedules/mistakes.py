@@ -18,11 +18,15 @@ from storage.leveldb.open_databases import OpenDatabases
 from storage.leveldb.tables import LevelDBTables
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume_set import Sets, VolumeSet
+from storage.replication.counted_store import CountedStore, CountingOutbox
+from storage.replication.outbox import Outbox, Taken
+from tests.schedules import scheduler as sched
 
 Mistake = Callable[[], Any]
 #: Mistakes by name, one dictionary for each world that has to find them.
 MISTAKES: dict[str, Mistake] = {}
 STORE_MISTAKES: dict[str, Mistake] = {}
+COPY_MISTAKES: dict[str, Mistake] = {}
 
 
 def mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
@@ -34,6 +38,12 @@ def mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None
 def store_mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
     """Register a mistake between the event loop and the threads."""
     STORE_MISTAKES[planted.__name__] = contextmanager(planted)
+    return planted
+
+
+def copy_mistake(planted: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    """Register a mistake between the store and its second copy."""
+    COPY_MISTAKES[planted.__name__] = contextmanager(planted)
     return planted
 
 
@@ -275,4 +285,93 @@ def a_view_that_reads_the_store_as_it_is() -> Iterator[None]:
         real(self, *arguments, **{**options, "view": None})
 
     with mock.patch.object(LevelDBTables, "scan", scan):
+        yield
+
+
+# --- between the store and its second copy ---------------------------------------------------------------
+
+
+@copy_mistake
+def an_outbox_that_is_emptied_without_its_lock() -> Iterator[None]:
+    """A batch that is handed over while others are taken out is forgotten."""
+
+    def take(self: Outbox, max_bytes: int) -> Taken | None:
+        del max_bytes
+        batches = list(self._waiting)
+        if not batches or not all(change.made for batch in batches for change in batch.sealed):
+            return None
+        sched.point()
+        self._waiting.clear()
+        self._bytes = 0
+        return Taken(batches[0].number, batches, sum(each.size for each in batches))
+
+    with mock.patch.object(Outbox, "take", take):
+        yield
+
+
+@copy_mistake
+def a_batch_that_is_sent_before_the_keeper_has_made_its_changes() -> Iterator[None]:
+    """Batches are taken out whether their changes of sealed volumes are made or not."""
+
+    def take(self: Outbox, max_bytes: int) -> Taken | None:
+        del max_bytes
+        with self._lock:
+            batches = list(self._waiting)
+            self._waiting.clear()
+            self._bytes = 0
+        return Taken(batches[0].number, batches, sum(each.size for each in batches)) if batches else None
+
+    with mock.patch.object(Outbox, "take", take):
+        yield
+
+
+@copy_mistake
+def a_batch_that_is_sent_before_it_is_durable() -> Iterator[None]:
+    """Batches are handed over while a slow disk syncs them, although no answer waits for the log."""
+    real = Outbox.hand_over
+
+    def hand_over(self: Outbox, batch: Any) -> None:
+        real(self, batch)
+        sched.nap(0.1)
+
+    with mock.patch.object(Outbox, "is_early", True), mock.patch.object(Outbox, "hand_over", hand_over):
+        yield
+
+
+@copy_mistake
+def an_answer_once_its_commit_is_taken_out() -> Iterator[None]:
+    """A commit is acknowledged when its batch has left the outbox, whether it is stored or not."""
+
+    def durable(self: CountedStore, completed: Any, failed: Exception | None) -> None:
+        if failed is None and self._outbox.waiting_bytes:
+            self._outbox.answer(self._outbox.last, completed)
+        else:
+            completed(failed)
+
+    with mock.patch.object(CountedStore, "_durable", durable):
+        yield
+
+
+@copy_mistake
+def an_answer_that_rests_on_the_commit_before() -> Iterator[None]:
+    """An answer waits for one commit too few."""
+    real = CountingOutbox.answer
+
+    def answer(self: CountingOutbox, number: int, completed: Any) -> None:
+        real(self, number - 1, completed)
+
+    with mock.patch.object(CountingOutbox, "answer", answer):
+        yield
+
+
+@copy_mistake
+def a_batch_that_may_be_visible_before_it_is_numbered() -> Iterator[None]:
+    """The outbox notes a batch when it is handed over; readers may see its rows before."""
+    real = Outbox.hand_over
+
+    def hand_over(self: Outbox, batch: Any) -> None:
+        self.newest = batch.number
+        real(self, batch)
+
+    with mock.patch.object(Outbox, "numbered", return_value=None), mock.patch.object(Outbox, "hand_over", hand_over):
         yield

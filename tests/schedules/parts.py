@@ -22,6 +22,7 @@ from storage.leveldb.open_databases import OpenDatabases
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume import Volume
 from storage.leveldb.volume_set import Sets
+from storage.replication.outbox import Outbox
 from tests.schedules import scheduler as sched
 
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
@@ -39,6 +40,7 @@ PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "open databases": ((OpenDatabases, "acquire"), (OpenDatabases, "release"), (OpenDatabases, "discard")),
     "a view": ((PinnedView, "add_snapshot"), (PinnedView, "rows_of"), (PinnedView, "end"), (PinnedView, "close")),
     "works on their way": ((GroupCommit, "begin"), (GroupCommit, "_report"), (GroupCommit, "_deliver")),
+    "commits for the second copy": ((Outbox, "hand_over"), (Outbox, "take"), (Outbox, "progressed")),
 }
 #: Written by the keeper alone while a store is open; the other party is the next start.
 AT_STARTS = {"indexes of sealed volumes"}

@@ -1,4 +1,4 @@
-"""The store's threads in many orders: no schedule loses, invents or changes an acknowledged row.
+"""The store's threads in many orders: no schedule loses, invents or changes an acknowledged row, here or in its copy.
 
 The seeds are the same each time; ``make torture`` uses new ones for an hour. The second half plants mistakes, and the
 code of version 0.1, and checks that exploring finds them.
@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.schedules.copy_world import COPY
 from tests.schedules.exploring import Found, many, one
-from tests.schedules.mistakes import MISTAKES, STORE_MISTAKES
+from tests.schedules.mistakes import COPY_MISTAKES, MISTAKES, STORE_MISTAKES
 from tests.schedules.parts import AT_STARTS, PARTS, noted, rows_of_design
 from tests.schedules.store_world import WHOLE
 
@@ -25,17 +26,20 @@ HOUR_S = 3600.0
 WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "tables": (120, {}),
     "store": (40, WHOLE),
+    "copy": (40, COPY),
 }
 #: Events that must occur, so that schedules without any work are detected.
 HAPPENS = {
     "tables": ("acknowledged", "scans", "views", "kills", "gone", "faults", "failed"),
     "store": ("acknowledged", "in the thread", "inline", "scans", "backups", "scrubs", "merges", "kills"),
+    "copy": ("acknowledged", "segments", "scans", "shown", "finished"),
 }
 #: Schedules within which each planted mistake has to be found; most need a dozen, the slowest took 65.
 BUDGET = 200
 PLANTED = [
     *((name, each, {}) for name, each in MISTAKES.items()),
     *((name, each, WHOLE) for name, each in STORE_MISTAKES.items()),
+    *((name, each, COPY) for name, each in COPY_MISTAKES.items()),
 ]
 #: A failing schedule abandons its event loop.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:Trio guest run")
@@ -99,6 +103,7 @@ def test_each_structure_used_by_two_threads_takes_part():
     with noted() as found:
         good("tables", many(range(4)))
         good("store", many(range(6), **WHOLE))
+        good("copy", many(range(4), **COPY))
     assert list(PARTS) == rows_of_design()
     alone = {name for name in PARTS if len(found[name]) < 2}
     assert alone <= AT_STARTS, dict(found)
