@@ -199,6 +199,31 @@ async def test_changes_in_sealed_volumes_survive_any_end(tmp_path):
             assert await everything(store) == expected
 
 
+async def test_a_rollback_that_is_killed_between_two_volumes_is_finished_by_a_repeat(tmp_path, monkeypatch):
+    roll_back = [RollBack(PREFIX, stop_after(PREFIX), 77), put_one(METADATA, b"rolled back", b"yes")]
+    real = keeper.Keeper._make_change
+
+    def killed_before(self: keeper.Keeper, change: object) -> None:
+        copied_at_once(tmp_path / "data", tmp_path / "killed")
+        real(self, change)
+
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        claim = await store.claim(NAME)
+        for number in range(4):
+            if number == 2:
+                await store.begin_files()
+            await store.write([message(number, under(77))], claim=claim)
+        monkeypatch.setattr(keeper.Keeper, "_make_change", killed_before)
+        await store.write(roll_back, claim=claim)
+    monkeypatch.undo()
+    async with await LevelDBStore.open(tmp_path / "killed", TINY) as store:
+        assert [decode_row(value).pointer for _, value in await everything(store)] == [77, 77, -77, -77]
+        assert await store.get(METADATA, b"rolled back") is None
+        await store.write(roll_back, claim=await store.claim(NAME))
+        assert [decode_row(value).pointer for _, value in await everything(store)] == [-77] * 4
+        assert await store.get(METADATA, b"rolled back") == b"yes"
+
+
 async def test_a_rollback_does_not_restore_a_discarded_row(store):
     claim = await store.claim(NAME)
     for number in range(30):
@@ -379,6 +404,29 @@ async def test_volumes_that_are_mostly_dead_are_rewritten_as_few(store, tmp_path
         await again.tidy()
         assert await everything(again) == []
         assert not any("." in name for name in folders(again))
+
+
+async def test_a_volume_in_which_each_topic_has_one_row_left_is_rewritten_once(tmp_path):
+    kept = [generation_prefix(TopicName("ns", name), 1) for name in ("one", "two")]
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        claim = await store.claim(NAME)
+        for prefix in kept:
+            await store.write([message(0, prefix=prefix)], claim=claim)
+        await fill(store, 30)
+        await store.drop(MESSAGE, [(PREFIX, stop_after(PREFIX))])
+        assert await store.tidy() > 0
+        before = folders(store)
+        assert [name for name in before if "." in name] == ["00000001.1"]
+        for _ in range(3):
+            assert await store.tidy() == 0
+            assert folders(store) == before
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        for _ in range(3):
+            assert await store.tidy() == 0
+            assert folders(store) == before
+        assert [found for found, _ in await everything(store)] == sorted(
+            prefix + pack_position(0, 0) for prefix in kept
+        )
 
 
 @pytest.mark.parametrize(("of", "step"), [(tidying, "_copy"), (Volume, "look_through")])
