@@ -15,13 +15,26 @@ Why nothing acknowledged is lost, and where to read it, from the bottom up:
    they start with; files stay while a pinned set names them, databases stay open while they are leased.
 6. ``operations``, ``row_writes``, ``next_volume``, ``commit``: the one writer of the newest volume and of the set. Order:
    batch, sync, memory, callbacks.
-7. ``keeper_thread``, ``keeper``, ``tidying``: one thread that changes sealed volumes, each time by one synced batch, and copies live rows
-   before it strikes volumes off. Before a volume goes, the metadata's database is durable up to its last journal entry.
+7. ``keeper_thread``, ``keeper``, ``tidying``: one thread that changes sealed volumes, each time by one synced batch,
+   and copies live rows before it strikes volumes off. Before a volume goes, the metadata's database is durable up to
+   its last journal entry.
 8. ``opening``: the checks when a store is opened; ``takeover``: directories of earlier formats.
 9. ``group_commit``, ``tables``, ``store``: which thread calls what, and when everything is reopened after a failure.
 
 A commit is acknowledged when ``commit.Committer.write`` has returned, after the sync of its batch. If it changes rows
 of sealed volumes, the keeper has synced each of these changes as well.
+
+What a kill or a power cut may leave unfinished, and why nothing acknowledged is missing then:
+
+    a batch before its sync       its commit was not acknowledged; it is there whole, or not at all
+    a rollback between volumes    it was not acknowledged, and what follows it in its commit is not written; its caller
+                                  repeats it. No reader of committed messages is shown rows of its transaction
+    a removal between volumes     only rows that no reader may see are removed; cleaning repeats it
+    the next volume               unlisted, so opening removes it; or listed and empty
+    a sealed volume's flush       its log has every batch, each of them synced
+    a checkpoint                  the journal has its entries; opening applies them again
+    a rewrite, before its list    the copy is not listed, so opening removes it; the sources have not lost a row
+    a rewrite or drop, after it   the sources are not listed, so opening removes them
 """
 
 from __future__ import annotations

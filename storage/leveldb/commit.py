@@ -7,8 +7,10 @@ second version in the newest volume would have to be merged by every reader.
 
 LevelDB has no update in place, so a rollback is a scan and a batch of the rows that it changes. Both happen here: had
 another thread done the scan, a row could be discarded between scan and batch, and the batch would bring it back. A
-commit is one batch while its rollbacks are short. Otherwise the operations before a rollback, and each of its steps,
-become durable separately and in order.
+commit is one batch while its rollbacks are short and stay within the newest volume. Otherwise the operations before a
+rollback, each of its steps, and the operations after it become durable separately and in order. So a kill may leave a
+rollback half done, and never anything that follows it: a topic's row says that rows are rolled back only once all are,
+and until then whatever ends the transaction repeats the rollback.
 """
 
 from __future__ import annotations
@@ -256,6 +258,8 @@ class Committer:
         # Always sync before acknowledging. The journal must have no gap, since that proves that nothing is missing; and
         # only the last batch in a log may be torn by a power cut, so batches are synced one by one.
         early = while_syncing is not None and database.syncs_early
+        # The volume's summary gets the rows before they are written: a reader must not miss a row that is there. If the
+        # write fails the summary has too many, and the store is reopened before anything else is written.
         with database.batch(sync=not early) as batch:
             rows = RowWrites(volume, database, batch)
             for operation in operations:
@@ -283,7 +287,7 @@ class Committer:
             if early:
                 database.sync_while(while_syncing)
             else:
-                while_syncing()
+                while_syncing()  # the batch is durable already
         if numbered:
             volume.journal_first = volume.journal_first or position
             volume.journal_last = position

@@ -161,7 +161,7 @@ class Metadata:
 
     @property
     def is_due(self) -> bool:
-        """True if a checkpoint is due."""
+        """True if a checkpoint is due. For the commit thread, without the lock: the next commit asks again."""
         return self._waiting.bytes > MAX_WAITING_BYTES or self._waiting.entries > MAX_WAITING_ENTRIES
 
     def apply(self, position: int, changes: Changes) -> None:
