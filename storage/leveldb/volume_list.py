@@ -123,7 +123,7 @@ def remove_unlisted(directory: Path, volumes: Sequence[Listed]) -> None:
 
 
 def remove_slowly(path: Path) -> Generator[float, None, None]:
-    """Remove a volume in steps. Freeing 32 MiB on ext4 at once keeps a core in the kernel for 4 to 11 ms.
+    """Remove a volume in steps. Freeing 32 MiB on ext4 at once keeps a core in the kernel for 2 to 11 ms.
 
     Yields pauses in seconds, ``MAX_PAUSES_S`` in total at most. If closed early, the rest is removed at once.
     """
