@@ -237,7 +237,8 @@ class ReplicationConfig:
         "",
         "URLs at which clients reach this daemon while it is the primary, separated by commas; a standby names them in its "
         "refusals. Empty: the addresses on which it listens.",
-        pattern=r"(?:https?://[^\s,]+(?:,\s*https?://[^\s,]+)*)?",
+        # ASCII without blanks, since a header names them; a host of other letters is written as DNS has it: xn--...
+        pattern=r"(?:https?://[!-+\--~]+(?:,\s*https?://[!-+\--~]+)*)?",
         expected="http://host:port, or several, separated by commas",
     )
     timeout_s: float = seconds(

@@ -70,6 +70,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("plainsong.thrift")
 _UNKNOWN_CLIENT = "unknown"
+#: Longer calls are decoded in a thread, since they would block the event loop.
+LOOP_BYTES = 256 << 10
 
 
 class _ServiceAsk(NamedTuple):
@@ -145,7 +147,7 @@ class TephraMethods:
         """
         del remote
         try:
-            call = decode_call(message)
+            call = await _decoded(message)
         except RefusedCall as refused:
             return encode_failure(refused.call, refused.number, refused.message)
         try:
@@ -188,6 +190,13 @@ class TephraMethods:
 
     async def _prune_now(self) -> None:
         """Do nothing, like a Tephra without pruning: its clients' stores may rely on the invalid list."""
+
+
+async def _decoded(message: bytes) -> Call:
+    """Return the call in a message. Raises as ``decode_call`` does, and NoThread."""
+    if len(message) <= LOOP_BYTES:
+        return decode_call(message)
+    return await in_thread(decode_call, message)
 
 
 # --- methods that are one request to the service ------------------------------------------------------
@@ -350,7 +359,7 @@ class GrantedMethods:
     async def answer(self, message: bytes, remote: str = "") -> bytes:
         """Answer a message. Raises MalformedThrift: it is not a call, and cannot be answered."""
         try:
-            call = decode_call(message)
+            call = await _decoded(message)
         except RefusedCall as refused:
             return encode_failure(refused.call, refused.number, refused.message)
         try:
@@ -541,6 +550,9 @@ class ThriftConnection:
                     connection.state = State.SENDING
                     connection.pace.restart()
                     await connection.send_all(answer)
+                    if not self._frames.is_empty:
+                        # Neither reading nor sending has to wait for a client that sends calls without a pause.
+                        await trio.lowlevel.checkpoint()
         except (ThriftFrameTooLarge, MalformedThrift) as error:
             log.warning("a Thrift connection sent an invalid call: %s", error)
         except Overloaded as error:

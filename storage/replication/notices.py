@@ -104,7 +104,8 @@ def decode_lease(data: bytes) -> Lease:
             found["epoch"],
             run,
             str(found.get("holder", "")),
-            tuple(map(str, found.get("urls", ()))),
+            # A header names them.
+            tuple(url for url in map(str, found.get("urls", ())) if url.isascii() and url.isprintable()),
             int(found.get("renewed", 0)),
             None if counted is None else int(counted),
             int(found.get("periodMs", 0)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from random import Random
 
 import pytest
@@ -23,6 +23,7 @@ from storage.replication.protocol import BucketWentBack, DirectoryBehind, Foreig
 from storage.replication.reading import bases_of, verify
 from storage.replication.record import read_record, remove_record
 from storage.replication.segment import is_segment
+from storage.settings import MEANING
 from tests.patience import PATIENCE_S
 from tests.storage.contract import METADATA, NAME
 from tests.storage.disks import copied_at_once
@@ -100,6 +101,29 @@ async def test_everything_written_before_a_clean_stop_is_restored_exactly(tmp_pa
     assert found == wanted
     assert done.end.commit == running.outbox.last
     assert (await verify(objects)).ok
+
+
+def settings_at_their_ends():
+    for each in fields(ReplicationConfig):
+        meaning = each.metadata[MEANING]
+        for end in meaning.choices if meaning.low is None else (meaning.low, meaning.high):
+            yield pytest.param(each.name, end, id=f"{each.name}={end}")
+
+
+@pytest.mark.parametrize(("name", "end"), settings_at_their_ends())
+async def test_with_a_setting_at_an_end_of_its_range_everything_is_restored_after_a_restart(
+    tmp_path, objects, name, end
+):
+    settings = replace(FAST, **{name: end})
+    for turn in range(2):
+        async with primary(tmp_path / "data", objects, settings=settings) as running:
+            await until(lambda running=running: running.copy.record.base is not None)
+            running.at = 5 * turn
+            await running.write(5)
+            wanted = await rows_of(running.store)
+    found, done = await restored(objects, tmp_path / "new")
+    assert found == wanted
+    assert done.end.commit == running.outbox.last
 
 
 async def test_a_store_that_had_rows_before_its_copy_is_in_the_base(tmp_path, objects):

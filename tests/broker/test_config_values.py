@@ -130,6 +130,25 @@ def test_every_text_is_shown_as_toml_of_one_line(text):
     assert "\n" not in shown
 
 
+def ends_of(meaning):
+    """Return the values at the ends of a setting's range; for words, all of them."""
+    if meaning.kind is Kind.SWITCH:
+        return [False, True]
+    if meaning.low is None or meaning.kind is Kind.ADDRESS:
+        return list(meaning.choices)
+    number = float if meaning.kind is Kind.SECONDS else int
+    return [number(meaning.low), number(meaning.high)]
+
+
+@pytest.mark.parametrize("setting", every_setting().values(), ids=lambda setting: setting.name)
+def test_every_setting_at_an_end_of_its_range_is_shown_and_read_again_from_a_file_and_as_text(setting):
+    for end in ends_of(setting.meaning):
+        shown = tomllib.loads("x = " + show_value(setting.meaning, end))["x"]
+        for raw, is_text in ((shown, False), (str(shown), True)):
+            value = read_value(setting.meaning, raw, text=is_text)
+            assert (value, type(value)) == (end, type(end))
+
+
 @given(st.integers(0, 2**62))
 def test_every_size_round_trips(number):
     assert read_value(BYTES, tomllib.loads("x = " + show_value(BYTES, number))["x"], text=False) == number

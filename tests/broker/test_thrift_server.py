@@ -2,6 +2,7 @@
 
 import logging
 import struct
+import threading
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from tephra_thrift import TEPHRA, struct_bytes
 
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
-from broker.thrift import FRAME_TIMEOUT_S, TephraMethods, serve_thrift
+from broker.thrift import FRAME_TIMEOUT_S, LOOP_BYTES, TephraMethods, serve_thrift
 from broker.tls import load
 from plainsong.protocol.errors import Overloaded, TransactionsUnavailable
 from plainsong.protocol.tephra.rpc import (
@@ -20,6 +21,7 @@ from plainsong.protocol.tephra.rpc import (
     UNKNOWN_METHOD,
     ApplicationError,
     Call,
+    decode_call,
     decode_reply,
     encode_call,
     encode_result,
@@ -170,6 +172,45 @@ async def test_calls_that_arrive_together_are_answered_in_order(server):
     await client.stream.send_all(b"".join(framed(encode_call("invalidTxSize", number)) for number in range(50)))
     for number in range(50):
         assert decode_reply(await client.message(), "invalidTxSize", number) == 7
+
+
+async def test_other_tasks_run_between_calls_that_arrive_together(server, monkeypatch):
+    turns, at = 0, []
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    def figures(self):
+        at.append(turns)
+        return ServiceFigures(1, 7, 0, None, 0)
+
+    monkeypatch.setattr(Service, "figures", figures)
+    client = await server.connect()
+    server.nursery.start_soon(others)
+    await client.stream.send_all(b"".join(framed(encode_call("invalidTxSize", number)) for number in range(500)))
+    for number in range(500):
+        assert decode_reply(await client.message(), "invalidTxSize", number) == 7
+    assert len(set(at)) == 500
+
+
+async def test_a_large_call_is_decoded_in_a_thread(server, monkeypatch):
+    threads, loop = [], threading.get_ident()
+
+    def decode(message):
+        threads.append(threading.get_ident())
+        return decode_call(message)
+
+    monkeypatch.setattr("broker.thrift.decode_call", decode)
+    server.service.go_on.set()
+    client = await server.connect()
+    assert await client.call("truncateInvalidTx", range(LOOP_BYTES // 8)) is True
+    assert loop not in threads
+    threads.clear()
+    assert await client.call("truncateInvalidTx", (1,)) is True
+    assert set(threads) == {loop}
 
 
 async def failure(client, message, method, sequence_id=1):

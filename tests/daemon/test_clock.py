@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from plainsong.cli.command import Exit
 from plainsong.protocol.ids import unpack_id
 from plainsong.protocol.requests import PollRequest
-from tests.daemon.harness import Daemon
-from tests.daemon.talk import create, poll, publish, read_all
+from tests.daemon.harness import Daemon, DaemonEnded, run_plainsong
+from tests.daemon.talk import create, metric, poll, publish, read_all
 
 _LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 pytestmark = pytest.mark.skipif(not _LIBRARIES, reason="NOT TESTED: wrong clocks, since libfaketime is not installed")
 
 HOUR_S = 3600
+DAY_S = 24 * HOUR_S
 
 
 def clock(ahead_s: int) -> dict[str, str]:
@@ -62,3 +65,39 @@ def check(running: Daemon, ids: list[bytes], sent: list[bytes]) -> None:
         at_ms = unpack_id(message_id).publish_ts_ms
         first = next(i for i, other in enumerate(ids) if unpack_id(other).publish_ts_ms >= at_ms)
         assert [payload for _, payload in poll(running.address, "t", PollRequest(at_ms))] == sent[first:]
+
+
+def test_a_clock_that_disagrees_with_the_store_is_named_at_the_start_and_by_the_check(tmp_path):
+    data = tmp_path / "data"
+    with Daemon(data, environ=clock(0)) as running:
+        create(running.address, "t")
+        publish(running.address, "t", b"m")
+    with Daemon(data, environ=clock(-2 * DAY_S)) as behind:
+        said = json.loads(behind.wait_for_line("the clock is behind the store"))
+        assert said["behind_s"] == pytest.approx(2 * DAY_S, abs=HOUR_S)
+        assert named_by_the_check(behind, "2 days behind")
+        assert metric(behind.address, "plainsong_clock_behind_seconds") == pytest.approx(2 * DAY_S, abs=HOUR_S)
+    far_ahead = Daemon(data, "storage.max_clock_ahead_s=86400", environ=clock(10 * DAY_S))
+    with pytest.raises(DaemonEnded, match="messages that expire never come back"):
+        far_ahead.start()
+    assert far_ahead.returncode == Exit.STORE
+    with Daemon(data, environ=clock(0)) as corrected:
+        assert [payload for _, payload in read_all(corrected.address, "t")] == [b"m"]
+        assert not named_by_the_check(corrected, "")
+    with Daemon(data, environ=clock(10 * DAY_S)) as ahead:
+        said = json.loads(ahead.wait_for_line("the clock is far ahead of the store"))
+        assert said["ahead_s"] == pytest.approx(10 * DAY_S, abs=HOUR_S)
+        publish(ahead.address, "t", b"too late")
+    with Daemon(data, environ=clock(0)) as corrected:
+        corrected.wait_for_line("the clock is behind the store")
+        assert named_by_the_check(corrected, "behind the newest time in the store")
+
+
+def named_by_the_check(running: Daemon, words: str) -> bool:
+    """True if the check for monitoring systems warns of the clock in these words."""
+    url = "http://{}:{}".format(*running.address)
+    done = run_plainsong("doctor", "--check", "--json", "--url", url)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    found = [each for each in json.loads(done.stdout)["findings"] if "The clock is" in str(each)]
+    assert done.returncode or not found
+    return any(words in str(each) for each in found)

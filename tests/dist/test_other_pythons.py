@@ -1,4 +1,4 @@
-"""The client on each version of Python that it supports, with the interpreters installed here."""
+"""The client and the daemon on each version of Python that they support, with the interpreters installed here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 
 from plainsong import Client
 from tests.daemon.harness import Daemon
-from tests.dist.environments import environment, run
+from tests.dist.environments import environment, required, run
+from tests.spark.installed import environ_of
 
-#: Versions that the client supports. 3.12.0 to 3.12.2 start no thread once the program has ended.
+#: Versions that both support. 3.12.0 to 3.12.2 start no thread once the program has ended.
 NAMED = ("3.11", "3.12", "3.13")
 OTHERS = [each for each in NAMED if each != f"{sys.version_info.major}.{sys.version_info.minor}"]
 _numbers = count()
@@ -110,3 +111,49 @@ for n in range(1000):
 def test_the_command_line_publishes_and_polls(python, url, topic):
     run(python, "plainsong", "--url", url, "publish", topic, "hello")
     assert "hello" in run(python, "plainsong", "--url", url, "poll", topic).stdout
+
+
+# --- the daemon --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def python_with_server(request, wheels, tmp_path_factory):
+    """An environment of another Python with client and server, and the requirements that are installed here."""
+    base = interpreter(request.param)
+    if base is None:
+        pytest.skip(f"NOT TESTED: the daemon with Python {request.param}: no such interpreter is installed")
+    folder = tmp_path_factory.mktemp("server") / "env"
+    subprocess.run([base, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    needed = {**required(wheels["client"]), **required(wheels["server"])}
+    pinned = [f"{name}=={found.version}" for name, found in needed.items()]
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-input", "--retries", "1", "--timeout", "20"]
+    # Extension modules of another version do not load, so they come from the index, or are compiled.
+    done = subprocess.run([*pip, "--prefer-binary", *pinned], capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip() or "pip failed").splitlines()[-1]
+        pytest.skip(f"NOT TESTED: the daemon with Python {request.param}: its requirements cannot be installed: {why}")
+    subprocess.run([*pip, "--no-index", str(wheels["client"]), str(wheels["server"])], check=True)
+    return python
+
+
+def test_the_daemon_and_the_client_work_and_the_next_start_reads_what_was_stored(python_with_server, tmp_path):
+    daemon = Daemon(tmp_path / "data", forked=False, environ={**environ_of(python_with_server), "PYTHONWARNINGS": "error"})
+    program = daemon.command.index("serve") - 1
+    daemon.command[program] = str(python_with_server.with_name("plainsong"))
+    expected = "plain|publisher|producer|stream|transaction|async|async stream\n"
+    with daemon:
+        assert f"{sys.version_info.major}.{sys.version_info.minor}" not in os.readlink(f"/proc/{daemon.pid}/exe")
+        url = "http://{}:{}".format(*daemon.address)
+        run(python_with_server, "plainsong", "--url", url, "topic", "create", "t")
+        done = run(python_with_server, "python", "-W", "error", "-c", EVERYTHING, url, "t")
+        assert (done.stdout, done.stderr) == (expected, "")
+        assert daemon.stop() == 0
+        daemon.start()
+        url = "http://{}:{}".format(*daemon.address)
+        with Client(url) as client:
+            found = "|".join(message.payload.decode() for message in client.read("t"))
+        assert found + "\n" == expected
+        assert daemon.stop() == 0
+        assert not [line for line in daemon.lines if '"level": "error"' in line or '"traceback"' in line], daemon.lines
+    assert daemon.errors == ""

@@ -11,6 +11,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from wsproto.events import AcceptConnection
 
 from broker.http.gate import CUT, PEER
 from broker.security.grants import parse_grants
@@ -18,6 +19,7 @@ from broker.security.identity import Identity
 from broker.security.peer import Peer, Seat
 from broker.security.quotas import MAX_BUCKETS, Quotas
 from plainsong.protocol.errors import QuotaExceeded
+from tests.broker.stream_talk import knock, request
 from tests.patience import PATIENCE_S
 from tests.security.named import GRANTS, named
 
@@ -341,6 +343,31 @@ async def test_pages_are_cut_to_the_remaining_quota_and_have_at_least_one_messag
         assert answer.headers["ratelimit"].startswith('"poll_bytes_per_s";r=0;t=')
         other = await daemon.ask("owner", "POST", f"{T}/a/poll", json={"limit": 20})
         assert len(other.json()) == 20
+
+
+async def test_a_stream_whose_requests_exceed_its_quota_is_read_more_slowly(tmp_path, monkeypatch):
+    async with named(tmp_path, listener="hot") as daemon:
+        await daemon.ask("operator", "PUT", f"{T}/t", json={})
+        daemon.files.grant(GRANTS + '[[quota]]\nto = ["writer"]\nrequests_per_s = 5\n')
+        await daemon.reload()
+        frozen(daemon)
+        pauses, pause_s = [], Quotas.pause_s
+
+        def paid(self, *charged):
+            pauses.append(pause_s(self, *charged))
+            return 0.0
+
+        monkeypatch.setattr(Quotas, "pause_s", paid)
+        credential = [(b"authorization", daemon.files.header("writer")["Authorization"].encode())]
+        async with knock(daemon.daemon, extra_headers=credential) as (stream, opened):
+            assert isinstance(opened, AcceptConnection), opened
+            for first in (0, 30):
+                await stream.send(*(request(number, b"m") for number in range(first, first + 30)))
+                assert len(await stream.answers(30)) == 30
+            await stream.send(request(60, b"m"))
+            await stream.answers(1)
+        # All but the last are charged when it arrives; the bucket has ten.
+        assert max(pauses) >= (60 - 10) / 5
 
 
 async def test_the_entries_of_a_chain_are_charged_like_polls_since_they_come_with_messages(tmp_path):

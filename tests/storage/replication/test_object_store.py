@@ -28,15 +28,20 @@ def s3(tmp_path_factory):
         yield environment
 
 
-@pytest.fixture(params=["memory", "file", "s3"])
+#: A prefix of characters that URLs encode, or that look encoded.
+ODD = "a%20b+c%2F\xe9:d=e&f"
+
+
+@pytest.fixture(params=["memory", "file", "s3", "file-odd", "s3-odd"])
 def url(request, tmp_path, monkeypatch):
-    if request.param == "memory":
+    kind, _, is_odd = request.param.partition("-")
+    if kind == "memory":
         return "memory:"
-    if request.param == "file":
-        return f"file:{tmp_path}/copies"
+    if kind == "file":
+        return f"file:{tmp_path}/{ODD if is_odd else 'copies'}"
     for name, value in request.getfixturevalue("s3").items():
         monkeypatch.setenv(name, value)
-    return f"s3://{BUCKET}/{tmp_path.name}/below"
+    return f"s3://{BUCKET}/{tmp_path.name}/{ODD if is_odd else 'below'}"
 
 
 @pytest.fixture
