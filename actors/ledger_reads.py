@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from actors.transaction_actor import service_not_loaded
-from plainsong.protocol.tephra.state import encode_snapshot, manager_state
+from plainsong.protocol.tephra.state import manager_state
 from plainsong.protocol.transactions.asks import CompletePass
 from plainsong.protocol.transactions.manager import pruning_figures
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from actors.observe import Clock
     from actors.pointers import PointerLocations
     from actors.transaction_actor import TransactionActor
+    from plainsong.protocol.tephra.state import ManagerState
     from plainsong.protocol.transactions.asks import PruningFigures, ServiceFigures
     from plainsong.protocol.transactions.manager import ManagerCore
     from plainsong.protocol.transactions.transaction import Standing
@@ -56,10 +57,10 @@ class LedgerReads:
         """Return figures for pruning by hand. Raises TransactionsUnavailable."""
         return pruning_figures(self._core(), self._locations.oldest_by_topic())
 
-    def snapshot(self) -> bytes:
-        """Return the complete durable state in Tephra's snapshot format V4. Raises TransactionsUnavailable."""
+    def state(self) -> ManagerState:
+        """Return the complete durable state in Tephra's terms. Raises TransactionsUnavailable."""
         core = self._core()
-        return encode_snapshot(manager_state(core.ledger, core.visible, self._clock.now_ms()))
+        return manager_state(core.ledger, core.visible, self._clock.now_ms())
 
     def owner_of(self, pointer: int) -> str | None:
         """Return the name that began a pointer's transaction; None if it had none, ``""`` if it is forgotten here.

@@ -29,6 +29,7 @@ from plainsong.protocol.keys import (
     topic_range,
 )
 from plainsong.protocol.names import TopicName
+from plainsong.protocol.properties import shown_value
 from plainsong.protocol.records import Metadata, NamespaceProperties
 from plainsong.protocol.topic.producer_state import INHERITED, NamespacePolicy
 from storage.base import Deposed, read_rows
@@ -246,4 +247,4 @@ def _parsed(given: object) -> Deduplication:
     for choice in CHOICES:
         if value == choice:
             return choice
-    raise InvalidProperty(f"deduplication is {str(value)[:80]!r}", hint="use one of: " + ", ".join(CHOICES))
+    raise InvalidProperty(f"deduplication is {shown_value(value)}", hint="use one of: " + ", ".join(CHOICES))

@@ -20,6 +20,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "deduplication": ("inherit", "enabled", "disabled"),
     "chain": ("none", "sha256"),
 }
+#: Longer numbers are not shown.
+_SHOWN_BITS = 200
 KNOWN = ("ttl", "transactional", "deduplication", "max_bytes", "chain")
 
 
@@ -128,7 +130,7 @@ def _number(values: Mapping[str, object], key: str, default: T, low: int, high: 
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return value
-    raise InvalidProperty(f"{key} is {str(value)[:80]!r}", hint=f"use a whole number from {low} to {high}")
+    raise InvalidProperty(f"{key} is {shown_value(value)}", hint=f"use a whole number from {low} to {high}")
 
 
 def _choice(values: Mapping[str, object], key: str) -> str:
@@ -136,4 +138,15 @@ def _choice(values: Mapping[str, object], key: str) -> str:
     value = values.get(key, allowed[0])
     if isinstance(value, str) and value in allowed:
         return value
-    raise InvalidProperty(f"{key} is {str(value)[:80]!r}", hint="use one of: " + ", ".join(allowed))
+    raise InvalidProperty(f"{key} is {shown_value(value)}", hint="use one of: " + ", ".join(allowed))
+
+
+def shown_value(value: object) -> str:
+    """Return a refused value for an error. Python has no text for deeply nested ones, nor for very long numbers."""
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
+        return "a number of very many digits"
+    return repr(str(value)[:80])

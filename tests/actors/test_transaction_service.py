@@ -110,7 +110,7 @@ async def test_reads_return_only_durable_state(results):
         await settle()
         assert not status
         assert harness.service.begin_pass().invalids == ()
-        assert decode_snapshot(harness.service.snapshot()).invalids == ()
+        assert harness.service.state().invalids == ()
         harness.store.release("write")
         await settle()
         assert status[0].state == "invalid"
@@ -143,7 +143,7 @@ async def test_every_call_and_every_pointer_lookup_reports_that_the_service_is_d
             await harness.service.commit(one)
         await settle()
         service = harness.service
-        for call in (service.view, service.figures, service.begin_pass, service.snapshot, service.pruning):
+        for call in (service.view, service.figures, service.begin_pass, service.state, service.pruning):
             with pytest.raises(TransactionsUnavailable):
                 call()
         with pytest.raises(TransactionsUnavailable):

@@ -26,6 +26,7 @@ from plainsong.protocol.tephra.rpc import (
     encode_call,
     encode_result,
 )
+from plainsong.protocol.tephra.state import ManagerState, decode_snapshot, encode_snapshot
 from plainsong.protocol.tephra.thrift import MAX_FRAME_BYTES, ThriftFrames, framed
 from plainsong.protocol.transactions.asks import ServiceFigures
 from tests.certificates import Authority
@@ -39,7 +40,7 @@ class Service:
 
     def __init__(self):
         self.down = None
-        self.state = b"state"
+        self.key = b"key"
         self.pausing = trio.Event()
         self.go_on = trio.Event()
 
@@ -48,10 +49,10 @@ class Service:
             raise self.down
         return ServiceFigures(1, 7, 0, None, 0)
 
-    def snapshot(self):
+    def state(self):
         if self.down:
             raise self.down
-        return self.state
+        return ManagerState(1, 2, 3, committed={4: (self.key,)})
 
     async def truncate(self, pointers):
         self.pausing.set()
@@ -213,6 +214,20 @@ async def test_a_large_call_is_decoded_in_a_thread(server, monkeypatch):
     assert set(threads) == {loop}
 
 
+async def test_a_snapshot_is_encoded_in_a_thread(server, monkeypatch):
+    threads = []
+
+    def encode(state):
+        threads.append(threading.get_ident())
+        return encode_snapshot(state)
+
+    monkeypatch.setattr("broker.thrift.encode_snapshot", encode)
+    client = await server.connect()
+    assert decode_snapshot(await client.call("getSnapshot")) == server.service.state()
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
 async def failure(client, message, method, sequence_id=1):
     await client.stream.send_all(framed(message))
     with pytest.raises(ApplicationError) as caught:
@@ -302,7 +317,7 @@ async def test_a_frame_that_does_not_arrive_in_time_ends_its_connection(server, 
 
 
 async def test_a_client_that_stops_reading_is_cut_and_others_are_served(server, mock_clock):
-    server.service.state = bytes(4 << 20)
+    server.service.key = bytes(4 << 20)
     deaf, other = await server.connect(), await server.connect()
     for number in range(8):
         await deaf.send("getSnapshot", sequence_id=number)

@@ -147,3 +147,13 @@ async def test_toml_is_read_like_json(daemon):
     done = await daemon.call("PUT", PATH, content=b"format = 1\n" + text.encode(), headers=toml)
     assert done.json()["created"] == ["topics/shop:orders"]
     await daemon.call("PUT", PATH, content=b"format = ", headers=toml, status=400, code="malformed_body")
+
+
+@pytest.mark.parametrize(
+    "value", ["0x" + "f" * 6000, "{a" + ".a" * 5000 + " = 1}", "inf", "1979-05-27"], ids=["long", "deep", "inf", "date"]
+)
+@pytest.mark.parametrize("name", ["topics.'ns:t'.ttl", "topics.'ns:t'.chain", "namespaces.ns.deduplication"])
+async def test_a_value_of_toml_that_python_cannot_show_is_refused(daemon, name, value):
+    text = f"format = 1\n{name} = {value}\n"
+    answer = await daemon.http.put(PATH, content=text, headers={"Content-Type": "application/toml"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_property")

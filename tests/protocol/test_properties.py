@@ -95,3 +95,31 @@ def test_any_object_gives_properties_within_their_bounds_or_is_refused(given_):
         return
     assert 1 <= properties.ttl_s < 1 << 31
     assert properties.max_bytes is None or 1 <= properties.max_bytes < 1 << 63
+
+
+def deep(value):
+    for _ in range(100_000):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("key", ["ttl", "max_bytes", "chain"])
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (deep(1), "an object"),
+        ([deep(1)], "an array"),
+        (16**6000, "a number of very many digits"),
+        (-(16**6000), "a number of very many digits"),
+        (1 << 63, "'9223372036854775808'"),
+        (-1, "'-1'"),
+        (1.5, "'1.5'"),
+        (None, "'None'"),
+        ("x" * 1000, repr("x" * 80)),
+    ],
+    ids=["deep", "array", "long", "negative", "large", "below", "fraction", "null", "text"],
+)
+def test_any_value_that_is_refused_is_shown_shortly(key, value, shown):
+    with pytest.raises(InvalidProperty) as refused:
+        parse_properties({key: value})
+    assert refused.value.detail == f"{key} is {shown}"
