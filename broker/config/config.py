@@ -159,6 +159,8 @@ class ConfigError(Exception):
 
 
 #: The first setting must be at least this many times the third; else the fourth text is the consequence.
+#: The shortest time of a lease, other than none: a renewal takes a request.
+MIN_LEASE_S = 1.0
 _AT_LEAST = (
     # A compressed body and its decompressed form are in memory together.
     ("http.max_inflight_bytes", 2, "http.max_body_bytes", "the largest allowed body could never be accepted"),
@@ -206,7 +208,7 @@ def _provider_problems(config: Config, origins: Mapping[str, str]) -> list[Probl
 
 
 def _replication_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """Check that the store is LevelDB, and that the backlog holds two segments."""
+    """Check that the store is LevelDB, that the backlog holds two segments, and that the lease can be renewed."""
     replication, origin = config.replication, origins["replication.to"]
     found: list[Problem] = []
     if replication.to and config.storage.kind != "leveldb":
@@ -215,6 +217,9 @@ def _replication_problems(config: Config, origins: Mapping[str, str]) -> list[Pr
     if replication.backlog_bytes < 2 * replication.segment_bytes:
         what = _is_less(config, "replication.backlog_bytes", 2, "replication.segment_bytes")
         found.append(Problem(origins["replication.backlog_bytes"], what, "leave one of them out"))
+    if 0 < replication.lease_s < MIN_LEASE_S:
+        what = f"{_shown(config, 'replication.lease_s')} is below {MIN_LEASE_S:g}"
+        found.append(Problem(origins["replication.lease_s"], what, "with 0 a standby takes over by hand only"))
     if replication.role == "standby" and not replication.to:
         what = f"{_shown(config, 'replication.role')} without replication.to"
         found.append(Problem(origins["replication.role"], what, "name the place that the primary writes to"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -114,7 +115,7 @@ def import_file(
     given = _read(file)
     with where.client() as client:
         scope = client.namespace if _is_of_one_namespace(given) else None
-        wanted = _qualified(client, file, given, keeps=keeps)
+        wanted = _encoded(file, _qualified(client, file, given, keeps=keeps))
         query = {"prune": "true"} if prune else {}
         if prune and scope is not None:
             query["namespace"] = scope
@@ -130,9 +131,19 @@ def import_file(
         output.echo_lines(_lines(answer, dry_run=dry_run))
 
 
-def _put(client: Client, wanted: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
+def _encoded(file: Path, wanted: Mapping[str, Any]) -> bytes:
+    """Return the body of the request. Raises CommandFailed: TOML has values that JSON and definitions lack."""
+    try:
+        return as_json(wanted)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CommandFailed(
+            f"{file} has a value that no definition has: {error}", hint=_EXAMPLE, code=Exit.USAGE
+        ) from error
+
+
+def _put(client: Client, wanted: bytes, query: Mapping[str, str]) -> dict[str, Any]:
     path = f"{_PATH}?{urlencode(query)}" if query else _PATH
-    request = Request("PUT", path, (("Content-Type", "application/json"),), as_json(wanted))
+    request = Request("PUT", path, (("Content-Type", "application/json"),), wanted)
     return dict(run_call(client, Call(request, json_of, "harmless", wait_s=60.0)))
 
 
@@ -145,7 +156,7 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
     try:
         text = text.removeprefix("\ufeff")  # some editors begin a file with a mark
         given = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandFailed(f"{file} is neither TOML nor JSON: {error}", hint=_EXAMPLE, code=Exit.USAGE) from error
     unknown = next((key for key in given if key not in ("format", *_PARTS)), None)
     if unknown is not None:
@@ -166,11 +177,21 @@ def _is_of_one_namespace(given: Mapping[str, Any]) -> bool:
 
 
 def _qualified(client: Client, file: Path, given: Mapping[str, Any], *, keeps: bool) -> dict[str, Any]:
-    """Return a file as the daemon takes it: full names, and values without units. Raises InvalidProperty."""
+    """Return a file as the daemon takes it: full names, and values without units.
+
+    Raises:
+      InvalidProperty, CommandFailed: a name or a value is wrong; nothing was changed.
+    """
 
     def full(name: str) -> str:
         return name if ":" in name else f"{client.namespace}:{name}"
 
+    for part in ("topics", "pins"):
+        counts = Counter(map(full, given[part]))
+        if twice := next((name for name, count in counts.items() if count > 1), None):
+            raise CommandFailed(
+                f"{file} has {part[:-1]} {twice} twice: with its namespace and without", code=Exit.USAGE
+            )
     topics = {}
     for name, properties in given["topics"].items():
         try:

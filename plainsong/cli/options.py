@@ -12,7 +12,7 @@ import click
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.positions import NEWEST, OLDEST, now_ms, parse_start
 from plainsong.protocol.errors import InvalidProperty, PlainsongError, nearest
-from plainsong.protocol.properties import KNOWN, parse_properties
+from plainsong.protocol.properties import KNOWN, parse_properties, shown_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -160,9 +160,10 @@ def checked(given: Mapping[str, object]) -> dict[str, str]:
 
 
 def _normal(name: str, value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    is_too_long = isinstance(value, int) and value.bit_length() > 64
+    if isinstance(value, bool) or not isinstance(value, int | str) or is_too_long:
         raise InvalidProperty(
-            f"invalid value {value!r} of {name}", hint=_EXAMPLES.get(name, "use a number or a string")
+            f"invalid value {shown_value(value)} of {name}", hint=_EXAMPLES.get(name, "use a number or a string")
         )
     text = str(value)
     if name == "ttl" and (seconds := parse_length_s(text)) is not None and seconds.is_integer():

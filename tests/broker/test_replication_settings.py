@@ -33,6 +33,18 @@ def test_a_backlog_holds_two_segments_at_least():
         loaded(to="file:/x", backlog_bytes="4 MiB", segment_bytes="3 MiB")
 
 
+@pytest.mark.parametrize("lease_s", [1e-9, 0.1, 0.99])
+def test_a_lease_that_no_object_store_renews_in_time_is_refused(lease_s):
+    with pytest.raises(ConfigError, match=r"replication\.lease_s") as refused:
+        loaded(to="file:/x", lease_s=lease_s)
+    assert "by hand" in refused.value.problems[0].hint
+
+
+@pytest.mark.parametrize("lease_s", [0, 1, 3600])
+def test_a_lease_has_a_time_or_none(lease_s):
+    assert loaded(to="file:/x", lease_s=lease_s).replication.lease_s == lease_s
+
+
 def test_settings_without_a_place_are_noted():
     assert any("without replication.to" in note for note in notes(loaded(keep_s=60)))
 

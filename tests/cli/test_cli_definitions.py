@@ -106,3 +106,30 @@ def test_settings_that_begin_with_a_byte_order_mark_are_read(alone, tmp_path):
     (tmp_path / "token").write_bytes(b"\xef\xbb\xbfpsg_token\n")
     said = alone("topic", "list", "--url", "http://127.0.0.1:1", "--token-file", str(tmp_path / "token"))
     assert said.code == Exit.UNAVAILABLE  # and not a complaint about the token's first bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[topics.a]\nttl = 1979-05-27\n", "ttl"),
+        ("[topics.a]\nttl = inf\n", "ttl"),
+        ("[topics.a]\nttl = 0x" + "f" * 6000, "ttl"),
+        ("[topics.a]\nttl" + ".a" * 5000 + " = 1\n", "ttl"),
+        ("[namespaces.shop]\ndeduplication = 1979-05-27\n", "no definition has"),
+        ("[namespaces.shop]\ndeduplication = 0x" + "f" * 6000, "no definition has"),
+        ("[namespaces.shop]\ndeduplication" + ".a" * 5000 + " = 1\n", "no definition has"),
+        ("[pins]\na = 07:32:00\n", "no definition has"),
+        ('{"topics": ' + "[" * 100_000 + "]" * 100_000 + "}", "neither TOML nor JSON"),
+        ("x = " + "[" * 100_000 + "]" * 100_000, "neither TOML nor JSON"),
+        ('[topics.a]\nttl = 60\n[topics."twice:a"]\nttl = 90\n', "topic twice:a twice"),
+        ('[pins]\na = "x"\n"twice:a" = "y"\n', "pin twice:a twice"),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_a_file_that_no_request_can_carry_is_refused_in_words_and_changes_nothing(cli, tmp_path, text, words):
+    file = tmp_path / "definitions"
+    file.write_text(text)
+    said = cli("definitions", "import", str(file), "--namespace", "twice", code=Exit.USAGE)
+    assert words in said.err
+    assert "Traceback" not in said.err
+    assert cli("topic", "list", "--namespace", "twice", "--json").json == []
