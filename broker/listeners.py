@@ -104,6 +104,7 @@ async def start_thrift(
         settings=config.http,
         turns=daemon.directory.environment.turns,
         tls=certificates.context if config.transactions.thrift_tls and certificates is not None else None,
+        descriptors=daemon.descriptors,
     )
     addresses: list[str] = await servers.start(serving)
     return addresses

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import trio
 
 from broker.http.connection import Connection, PeerLeft, State
+from broker.http.descriptors import Descriptors
+from broker.http.floods import CountedWarning
 from broker.http.reactor import Reactor
 from broker.http.sockets import accepted, address_of, listen_on
 from broker.http.tls_socket import TlsSocket
@@ -448,6 +450,15 @@ class Methods(Protocol):
         ...
 
 
+class ThriftWarnings:
+    """What a server's connections log about their clients, each line once a minute at most."""
+
+    def __init__(self) -> None:
+        self.invalid = CountedWarning("a Thrift connection sent an invalid call")
+        self.closed = CountedWarning("a Thrift connection was closed")
+        self.refused = CountedWarning("a Thrift connection was refused")
+
+
 class ThriftConnection:
     """Serves one client, one call at a time, until it disconnects or sends something that is not a call.
 
@@ -463,8 +474,10 @@ class ThriftConnection:
         reactor: Reactor,
         settings: HttpConfig,
         peer: Peer,
+        warnings: ThriftWarnings,
     ) -> None:
         self._connection = Connection(sock, self, reactor, budget, settings, peer)
+        self._warnings = warnings
         self._reactor = reactor
         self._methods = methods
         #: The memory reservation of the frame that is arriving, until its call is answered.
@@ -557,9 +570,9 @@ class ThriftConnection:
                         # Neither reading nor sending has to wait for a client that sends calls without a pause.
                         await trio.lowlevel.checkpoint()
         except (ThriftFrameTooLarge, MalformedThrift) as error:
-            log.warning("a Thrift connection sent an invalid call: %s", error)
+            self._warnings.invalid(str(error))
         except Overloaded as error:
-            log.warning("a Thrift connection was closed: %s", error.detail)
+            self._warnings.closed(error.detail)
         except (PeerLeft, OSError, trio.TooSlowError):
             pass  # the client disconnected, or is too slow
         finally:
@@ -613,6 +626,7 @@ async def serve_thrift(
     turns: Turns | None = None,
     max_connections: int = MAX_CONNECTIONS,
     tls: Callable[[], ssl.SSLContext] | None = None,
+    descriptors: Descriptors | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve Tephra's clients until ``stop`` is set; then finish running calls for at most ``grace_s``.
@@ -622,6 +636,7 @@ async def serve_thrift(
       settings: limits the time for sending an answer.
       turns: the run queue of the actors that calls ask; None: the actors' tasks run their turns.
       tls: returns the context for each new connection; None: no TLS.
+      descriptors: limits connections by the limit on open files, and records refusals because of it.
       task_status: gets the addresses as ``host:port``.
 
     Raises:
@@ -632,7 +647,7 @@ async def serve_thrift(
     if turns is not None:
         reactor.takes_in, reactor.took_in = turns.begin, turns.run_due
     try:
-        server = _ThriftServer(methods, budget, reactor, settings, max_connections, tls)
+        server = _ThriftServer(methods, budget, reactor, settings, max_connections, tls, descriptors or Descriptors())
         async with trio.open_nursery() as reading:
             reading.start_soon(reactor.run)
             async with trio.open_nursery() as connections:
@@ -662,7 +677,10 @@ class _ThriftServer:
         settings: HttpConfig,
         max_connections: int,
         tls: Callable[[], ssl.SSLContext] | None,
+        descriptors: Descriptors,
     ) -> None:
+        self._descriptors = descriptors
+        self._warnings = ThriftWarnings()
         self._methods = methods
         self._tls = tls
         self._budget = budget
@@ -681,15 +699,30 @@ class _ThriftServer:
 
     async def accept(self, listener: socket.socket, connections: trio.Nursery) -> None:
         """Accept connections until cancelled; each is served by a task in ``connections``."""
-        async for sock in accepted(listener, lambda why: log.warning("cannot accept connections now: %s", why)):
-            if self._count >= self._max_connections:
-                log.warning("a Thrift connection was refused: %s are open", self._count)
+        async for sock in accepted(listener, self._short):
+            if not self._has_room_for(sock):
                 sock.close()
                 continue
             # TCP keep-alive closes idle connections whose client has vanished.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._count += 1
             connections.start_soon(self._serve, sock)
+
+    def _short(self, why: str) -> None:
+        self._warnings.refused(why)
+        self._descriptors.refused()
+
+    def _has_room_for(self, sock: socket.socket) -> bool:
+        """True if a connection may stay: the store needs file descriptors, too."""
+        allowed = self._descriptors.connections(self._max_connections)
+        if self._count < allowed and self._descriptors.has_room_for(sock.fileno()):
+            return True
+        why = f"{self._count} are open"
+        if self._count < self._max_connections:
+            self._short(f"{why}, and few file descriptors are left")
+        else:
+            self._warnings.refused(why)
+        return False
 
     async def _serve(self, sock: socket.socket) -> None:
         """Serve one connection; its errors affect no other."""
@@ -700,7 +733,7 @@ class _ThriftServer:
                 with trio.fail_after(HANDSHAKE_S):
                     await whole.shake_hands()
             connection = ThriftConnection(
-                whole, self._methods, self._budget, self._reactor, self._settings, peer_of(sock)
+                whole, self._methods, self._budget, self._reactor, self._settings, peer_of(sock), self._warnings
             )
             if self._stopping:
                 connection.stop()

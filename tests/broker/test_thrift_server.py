@@ -12,6 +12,7 @@ from tephra_thrift import TEPHRA, struct_bytes
 
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
+from broker.http.descriptors import Descriptors
 from broker.thrift import FRAME_TIMEOUT_S, LOOP_BYTES, TephraMethods, serve_thrift
 from broker.tls import load
 from plainsong.protocol.errors import Overloaded, TransactionsUnavailable
@@ -304,6 +305,46 @@ async def test_connections_over_the_bound_are_closed(server, caplog):
     await clients[0].stream.send_eof()
     assert await clients[0].message() is None  # so the server has noticed its end
     assert await (await server.connect()).call("status") == "OK"
+
+
+async def test_a_connection_with_one_of_the_last_descriptors_is_closed_in_one_line_and_readiness_says_it(
+    nursery, monkeypatch, caplog
+):
+    descriptors = Descriptors()
+    served = await Served(nursery).start(descriptors=descriptors)
+    client = await served.connect()
+    assert await client.call("status") == "OK"
+    assert not descriptors.are_short
+    monkeypatch.setattr(Descriptors, "has_room_for", lambda self, descriptor: False)
+    for _ in range(5):
+        assert await (await served.connect()).message() is None
+    assert await client.call("status") == "OK"
+    assert descriptors.are_short
+    assert [each.message for each in caplog.records] == ["a Thrift connection was refused"]
+    await client.stream.aclose()
+    served.stop.set()
+    await served.ended.wait()
+
+
+async def test_connections_leave_descriptors_for_the_store(nursery, monkeypatch):
+    monkeypatch.setattr(Descriptors, "allowed", 601)
+    served = await Served(nursery).start()
+    clients = [await served.connect() for _ in range(601 // 4)]
+    for client in clients:
+        assert await client.call("status") == "OK"
+    assert await (await served.connect()).message() is None
+    for client in clients:
+        await client.stream.aclose()
+    served.stop.set()
+    await served.ended.wait()
+
+
+async def test_a_flood_of_invalid_calls_is_one_line(server, caplog):
+    for _ in range(20):
+        client = await server.connect()
+        await client.stream.send_all(framed(b"noise"))
+        assert await client.message() is None
+    assert [each.message for each in caplog.records] == ["a Thrift connection sent an invalid call"]
 
 
 async def test_a_frame_that_does_not_arrive_in_time_ends_its_connection(server, mock_clock):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 
@@ -15,6 +16,8 @@ from broker.api.routes import ROUTES
 from broker.http.websocket import _ROUTE
 from broker.security.guard import OPEN
 from broker.security.identity import VERBS
+from storage.backup.objects import decode_rows
+from tests.documents import DOCUMENTS
 from tests.patience import PATIENCE_S
 from tests.security.named import GRANTS, Files, named
 from tests.waiting import until
@@ -523,3 +526,32 @@ async def test_definitions_need_admin_on_everything_they_name_and_operate_for_wh
     problem(await put(["ns:a"], "?prune=true&namespace=shop"), 403, "forbidden")
     assert (await put(["ns:a"], "?prune=true&namespace=ns")).json()["deleted"] == ["topics/ns:b"]
     assert (await daemon.ask("operator", "GET", "/v1/definitions")).json()["topics"].keys() == {"ns:a", "shop:x"}
+
+
+async def test_rights_reach_as_far_as_the_page_about_security_says(tmp_path):
+    """``operate`` reads payloads through a backup; what ``admin`` sets aside stays after the topic's deletion."""
+    grants = '[[grant]]\nto = ["watcher"]\nverbs = ["operate"]\non = ["service"]\n'
+    grants += '[[grant]]\nto = ["writer"]\nverbs = ["admin"]\non = ["ns:*"]\n'
+    (tmp_path / "data").mkdir()
+    async with named(tmp_path, storage__data_dir=tmp_path / "data") as daemon:
+        daemon.files.grant(GRANTS + grants)
+        await daemon.reload()
+        assert (await daemon.ask("writer", "PUT", f"{T}/a", json={})).status_code == 200
+        await daemon.ask("writer", "POST", f"{T}/a/publish", json={"messages": ["a secret"]})
+        problem(await daemon.ask("watcher", "POST", f"{T}/a/poll", json={}), 403, "forbidden")
+        begun = (await daemon.ask("watcher", "POST", "/v1/backups")).json()
+        listed = await daemon.ask("watcher", "GET", f"/v1/backups/{begun['id']}/objects", params={"topic": "ns:a"})
+        read = [
+            (await daemon.ask("watcher", "GET", f"/v1/backups/{begun['id']}/objects/{each['sha256']}")).content
+            for each in listed.json()["objects"]
+        ]
+        assert any(b"a secret" in row for data in read for _, row in decode_rows(data))
+        (message,) = (await daemon.ask("operator", "GET", f"{T}/a/messages")).json()
+        range_ = {"from": message["id"], "to": message["id"]}
+        assert (await daemon.ask("writer", "POST", f"{T}/a/set-aside", json=range_)).status_code == 200
+        assert (await daemon.ask("writer", "DELETE", f"{T}/a")).status_code == 200
+        (kept,) = (tmp_path / "data" / "set-aside").iterdir()
+        assert base64.b64encode(b"a secret") in kept.read_bytes() or b"a secret" in kept.read_bytes()
+    page = DOCUMENTS["docs/security.md"]
+    assert "`operate` on `service` can read every payload" in page
+    assert "stays there when the topic is deleted" in page
