@@ -110,7 +110,7 @@ def settings_at_their_ends():
             yield pytest.param(each.name, end, id=f"{each.name}={end}")
 
 
-@pytest.mark.parametrize(("name", "end"), settings_at_their_ends())
+@pytest.mark.parametrize(("name", "end"), list(settings_at_their_ends()))
 async def test_with_a_setting_at_an_end_of_its_range_everything_is_restored_after_a_restart(
     tmp_path, objects, name, end
 ):
