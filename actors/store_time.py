@@ -38,6 +38,8 @@ class StoreTime:
         self._clock = clock
         self._directory = directory
         self._started_ms = 0
+        #: True if the log has it that the clock is behind.
+        self._is_reported = False
 
     async def load(self, store: Store, max_ahead_s: int = 0) -> None:
         """Read the times of topics, and log if the clock disagrees with them.
@@ -66,12 +68,10 @@ class StoreTime:
                 hint="correct the clock; or, if the store was unused for that long, start once with --set "
                 "storage.max_clock_ahead_s=0",
             )
-        if ahead_ms < -SLACK_MS:
-            log.warning(
-                "the clock is behind the store: publish times do not advance until it has caught up",
-                extra={"behind_s": -ahead_ms // 1000},
-            )
-        elif ahead_ms > _DAY_MS:
+        self._report(-ahead_ms)
+        if self._is_reported:
+            return
+        if ahead_ms > _DAY_MS:
             log.warning(
                 "the clock is far ahead of the store: the daemon was stopped for that long, or the clock is wrong",
                 extra={"ahead_s": ahead_ms // 1000},
@@ -80,13 +80,27 @@ class StoreTime:
             log.info("the clock is ahead of the store", extra={"ahead_s": ahead_ms // 1000})
 
     def behind_ms(self) -> int:
-        """Return how far the clock is behind the newest time of the store and of the open topics, 0 if it is not."""
+        """Return how far the clock is behind the newest time of the store and of the open topics, 0 if it is not.
+
+        After a crash, the newest time of a topic is known only once the topic is open; then this logs it.
+        """
         newest_ms = self._started_ms
         for entry in self._directory:
             core = entry.actor.core
             if core is not None:
                 newest_ms = max(newest_ms, core.state.time_ms)
-        return max(0, newest_ms - self._clock.now_ms())
+        behind_ms = max(0, newest_ms - self._clock.now_ms())
+        self._report(behind_ms)
+        return behind_ms
+
+    def _report(self, behind_ms: int) -> None:
+        """Log once that the clock is behind."""
+        was_reported, self._is_reported = self._is_reported, behind_ms > SLACK_MS
+        if self._is_reported and not was_reported:
+            log.warning(
+                "the clock is behind the store: publish times do not advance until it has caught up",
+                extra={"behind_s": behind_ms // 1000},
+            )
 
 
 def shown_ms(duration_ms: int) -> str:

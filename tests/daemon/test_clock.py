@@ -12,7 +12,7 @@ import pytest
 from plainsong.cli.command import Exit
 from plainsong.protocol.ids import unpack_id
 from plainsong.protocol.requests import PollRequest
-from tests.daemon.harness import Daemon, DaemonEnded, run_plainsong
+from tests.daemon.harness import Daemon, run_plainsong
 from tests.daemon.talk import create, metric, poll, publish, read_all
 
 _LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
@@ -72,15 +72,16 @@ def test_a_clock_that_disagrees_with_the_store_is_named_at_the_start_and_by_the_
     with Daemon(data, environ=clock(0)) as running:
         create(running.address, "t")
         publish(running.address, "t", b"m")
-    with Daemon(data, environ=clock(-2 * DAY_S)) as behind:
+    with Daemon(data, environ=clock(-2 * DAY_S - HOUR_S // 2)) as behind:
         said = json.loads(behind.wait_for_line("the clock is behind the store"))
         assert said["behind_s"] == pytest.approx(2 * DAY_S, abs=HOUR_S)
         assert named_by_the_check(behind, "2 days behind")
         assert metric(behind.address, "plainsong_clock_behind_seconds") == pytest.approx(2 * DAY_S, abs=HOUR_S)
     far_ahead = Daemon(data, "storage.max_clock_ahead_s=86400", environ=clock(10 * DAY_S))
-    with pytest.raises(DaemonEnded, match="messages that expire never come back"):
-        far_ahead.start()
-    assert far_ahead.returncode == Exit.STORE
+    far_ahead.spawn()
+    assert far_ahead.wait() == Exit.STORE
+    assert "messages that expire never come back" in far_ahead.errors
+    assert "storage.max_clock_ahead_s=0" in far_ahead.errors
     with Daemon(data, environ=clock(0)) as corrected:
         assert [payload for _, payload in read_all(corrected.address, "t")] == [b"m"]
         assert not named_by_the_check(corrected, "")
@@ -88,9 +89,23 @@ def test_a_clock_that_disagrees_with_the_store_is_named_at_the_start_and_by_the_
         said = json.loads(ahead.wait_for_line("the clock is far ahead of the store"))
         assert said["ahead_s"] == pytest.approx(10 * DAY_S, abs=HOUR_S)
         publish(ahead.address, "t", b"too late")
+        ahead.stop()
     with Daemon(data, environ=clock(0)) as corrected:
-        corrected.wait_for_line("the clock is behind the store")
+        said = json.loads(corrected.wait_for_line("the clock is behind the store"))
+        assert said["behind_s"] == pytest.approx(10 * DAY_S, abs=HOUR_S)
         assert named_by_the_check(corrected, "behind the newest time in the store")
+
+
+def test_after_a_crash_the_clock_is_compared_once_a_topic_is_open(tmp_path):
+    with Daemon(tmp_path / "data", environ=clock(DAY_S)) as ahead:
+        create(ahead.address, "t")
+        publish(ahead.address, "t", b"too late")
+        ahead.kill()
+    with Daemon(tmp_path / "data", environ=clock(0)) as corrected:
+        assert len(read_all(corrected.address, "t")) == 1
+        assert named_by_the_check(corrected, "behind the newest time in the store")
+        said = json.loads(corrected.wait_for_line("the clock is behind the store"))
+        assert said["behind_s"] == pytest.approx(DAY_S, abs=HOUR_S)
 
 
 def named_by_the_check(running: Daemon, words: str) -> bool:

@@ -54,6 +54,10 @@ def encoded(payload: bytes) -> Any:
     return {"base64": base64.b64encode(payload).decode()}
 
 
+def decoded(shown: Any) -> bytes:
+    return shown.encode() if isinstance(shown, str) else base64.b64decode(shown["base64"])
+
+
 def body_of(payload: bytes, attributes: dict[str, str]) -> dict[str, Any]:
     return {"messages": [encoded(payload)], "attributes": [attributes], "ttlSeconds": MAX_TTL_S}
 
@@ -90,8 +94,8 @@ def by_websocket(daemon: Daemon, namespace: str, topic: str) -> None:
                 assert isinstance(await stream.event(), AcceptConnection)
                 for number, (payload, attributes) in enumerate(VALUES):
                     await stream.send(request(number, payload, attributes=[attributes], ttlSeconds=MAX_TTL_S))
-                    ((_, answer),) = await stream.answers(1)
-                    assert "code" not in answer, answer
+                    (answer,) = await stream.answers(1)
+                    assert answer[:2] == [number, 200], answer
 
     trio.run(talk)
 
@@ -121,9 +125,9 @@ def by_client(daemon: Daemon, namespace: str, topic: str, values: Any = None) ->
 def read_by_http1(daemon: Daemon, namespace: str, topic: str, *, http2: bool = False) -> Any:
     found: list[Any] = []
     with http(daemon, http2=http2) as client:
-        body: dict[str, Any] = {"encoding": "base64"}
-        while page := client.post(f"{path_of(namespace, topic)}/poll", json=body).raise_for_status().json():
-            found += [(base64.b64decode(each["payload"]), each.get("attributes", {})) for each in page]
+        path, body = f"{path_of(namespace, topic)}/poll?payload=base64", dict[str, Any]()
+        while page := client.post(path, json=body).raise_for_status().json():
+            found += [(decoded(each["payload"]), each.get("attributes", {})) for each in page]
             body |= {"startFrom": page[-1]["id"], "inclusive": False}
     return found
 
@@ -150,8 +154,7 @@ def read_by_command_line(daemon: Daemon, namespace: str, topic: str) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return [
-        (base64.b64decode(each["base64"]) if "base64" in each else each["payload"].encode(), each.get("attributes", {}))
-        for each in map(json.loads, done.stdout.splitlines())
+        (decoded(each["payload"]), each.get("attributes", {})) for each in map(json.loads, done.stdout.splitlines())
     ]
 
 
