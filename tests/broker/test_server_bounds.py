@@ -368,6 +368,13 @@ async def test_connections_leave_descriptors_for_the_store(monkeypatch: pytest.M
             await stream.aclose()
 
 
+@pytest.mark.parametrize(("allowed", "last"), [(1024, 895), (64, 47), (256, 191), (100_000, 99_871)])
+def test_the_last_descriptors_are_for_files(monkeypatch: pytest.MonkeyPatch, allowed: int, last: int) -> None:
+    monkeypatch.setattr(Descriptors, "allowed", allowed)
+    assert Descriptors().has_room_for(last)
+    assert not Descriptors().has_room_for(last + 1)
+
+
 async def test_a_connection_with_one_of_the_last_descriptors_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
