@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from email.message import Message
 from email.parser import Parser
 from importlib.metadata import Distribution, distribution
@@ -41,13 +41,21 @@ def required(wheel: Path) -> dict[str, Distribution]:
     return found
 
 
-def environment(folder: Path, wheels: Iterable[Path], base: str = sys.executable) -> Path:
+def is_compiled(package: Distribution) -> bool:
+    """True if a package has extension modules, which load in one version of Python only."""
+    return any(path.suffix == ".so" for path in package.files or ())
+
+
+def environment(
+    folder: Path, wheels: Iterable[Path], base: str = sys.executable, without: Collection[str] = ()
+) -> Path:
     """Create an environment with these wheels and links to their requirements only; return its interpreter.
 
     Args:
       folder: is created.
       base: the Python that creates the environment. Extension modules of another version do not load there, so
         ``msgpack`` and ``fastavro`` run in pure Python.
+      without: requirements that are left out.
     """
     wheels = list(wheels)
     own = base == sys.executable
@@ -55,7 +63,9 @@ def environment(folder: Path, wheels: Iterable[Path], base: str = sys.executable
     subprocess.run([base, "-m", "venv", *(["--without-pip"] if own else []), str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     for wheel in wheels:
-        for needed in required(wheel).values():
+        for name, needed in required(wheel).items():
+            if name in without:
+                continue
             tops = {path.parts[0] for path in needed.files or () if path.parts[0] not in ("..", "__pycache__", "bin")}
             for top in tops:
                 if not (site / top).exists():

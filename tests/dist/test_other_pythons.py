@@ -13,7 +13,7 @@ import pytest
 
 from plainsong import Client
 from tests.daemon.harness import Daemon
-from tests.dist.environments import environment, required, run
+from tests.dist.environments import environment, is_compiled, required, run
 from tests.spark.installed import environ_of
 
 #: Versions that both support. 3.12.0 to 3.12.2 start no thread once the program has ended.
@@ -118,22 +118,21 @@ def test_the_command_line_publishes_and_polls(python, url, topic):
 
 @pytest.fixture(scope="module", params=OTHERS)
 def python_with_server(request, wheels, tmp_path_factory):
-    """An environment of another Python with client and server, and the requirements that are installed here."""
+    """An environment of another Python with client and server, and extension modules from the package index."""
     base = interpreter(request.param)
     if base is None:
         pytest.skip(f"NOT TESTED: the daemon with Python {request.param}: no such interpreter is installed")
-    folder = tmp_path_factory.mktemp("server") / "env"
-    subprocess.run([base, "-m", "venv", str(folder)], check=True)
-    python = folder / "bin" / "python"
-    needed = {**required(wheels["client"]), **required(wheels["server"])}
-    pinned = [f"{name}=={found.version}" for name, found in needed.items()]
+    kinds = [wheels["client"], wheels["server"]]
+    compiled = {
+        name: package.version for kind in kinds for name, package in required(kind).items() if is_compiled(package)
+    }
+    python = environment(tmp_path_factory.mktemp("server") / "env", kinds, base, without=compiled)
     pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-input", "--retries", "1", "--timeout", "20"]
-    # Extension modules of another version do not load, so they come from the index, or are compiled.
-    done = subprocess.run([*pip, "--prefer-binary", *pinned], capture_output=True, text=True, check=False)
+    pinned = [f"{name}=={version}" for name, version in compiled.items()]
+    done = subprocess.run([*pip, "--no-compile", *pinned], capture_output=True, text=True, check=False)
     if done.returncode:
         why = (done.stderr.strip() or "pip failed").splitlines()[-1]
         pytest.skip(f"NOT TESTED: the daemon with Python {request.param}: its requirements cannot be installed: {why}")
-    subprocess.run([*pip, "--no-index", str(wheels["client"]), str(wheels["server"])], check=True)
     return python
 
 
