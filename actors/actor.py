@@ -98,6 +98,8 @@ class Actor(ABC, Generic[CoreT, StepT]):
         """
         self._store = store
         self._shared = store.traits.shared
+        #: The turn under way may take long: what does not depend on its commit is answered before its end.
+        self._answers_late = store.traits.answers_late
         self._mailbox = mailbox
         self._commit_requests = commit_requests
         self._commit_bytes = commit_bytes
@@ -148,8 +150,11 @@ class Actor(ABC, Generic[CoreT, StepT]):
     async def _is_over(self, core: CoreT) -> bool:
         """Sleep until the task is needed; return True once the mailbox is closed and empty. Raises a turn's failure."""
         if self._failure is None:
-            self._deadline_s = core.next_deadline_s()
+            is_late = self._turn is not None and self._answers_late
+            self._deadline_s = self._deadline_in_turn_s(core) if is_late else core.next_deadline_s()
             await self._mailbox.wait(self._deadline_s)
+            if self._turn is not None and self._answers_late and not self._mailbox.is_closed:
+                return False
         await self._turn_over()
         if self._failure is not None:
             raise self._failure
@@ -185,7 +190,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     def _has_arrived(self) -> None:
         """Mail has arrived, and its sender does not run the turns."""
-        if self._turn is None:  # else the end of the turn sees it
+        if self._turn is None or self._answers_late:  # else the end of the turn sees it
             self._turns.soon(self)
             self.wake()
 
@@ -193,9 +198,13 @@ class Actor(ABC, Generic[CoreT, StepT]):
         return len(self._mailbox) > 0
 
     def turn_now(self) -> None:
-        """Take a turn for the waiting mail. Does nothing during a turn or a load, which both end by starting one."""
+        """Take a turn for the waiting mail. During a turn or a load, which both end by starting one, only polls wait."""
         core, claim = self.core, self.claim
-        if self._turn is not None or core is None or claim is None:
+        if core is None or claim is None:
+            return
+        if self._turn is not None:
+            if self._answers_late:
+                self._wait_in_turn(core, self._turn)
             return
         turn: Turn[StepT] = Turn(())
         self._turn = turn
@@ -224,6 +233,8 @@ class Actor(ABC, Generic[CoreT, StepT]):
         except BaseException:
             self._commit_ends(step, is_durable=False)
             raise
+        if self._answers_late:
+            self._wait_in_turn(core, turn)
 
     def _prepare(self, core: CoreT, turn: Turn[StepT], step: StepT) -> None:
         """Do the work that follows the commit while the disk syncs; no answer is given yet."""
@@ -331,7 +342,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         if self._turn is None:
             self.turn_now()
         elif self.core is not None:
-            self._answer_in_turn(self.core, self._turn, refusal)
+            self._refuse_in_turn(self.core, self._turn, refusal)
 
     def end_late(self, refusal: Callable[[], PlainsongError]) -> None:
         """Answer the requests of the turn under way, whose commit does not count in time; the turn itself continues."""
@@ -347,10 +358,18 @@ class Actor(ABC, Generic[CoreT, StepT]):
             else:
                 ticket.settle(self._outcome_unknown(refusal().detail))
 
-    def _answer_in_turn(self, core: CoreT, turn: Turn[StepT], refusal: Callable[[], PlainsongError]) -> None:
-        """Answer the waiting requests without a step."""
+    def _refuse_in_turn(self, core: CoreT, turn: Turn[StepT], refusal: Callable[[], PlainsongError]) -> None:
+        """Refuse the waiting requests that cannot be answered without a step, and answer the others."""
         del core, turn
         self._mailbox.refuse(refusal)
+
+    def _wait_in_turn(self, core: CoreT, turn: Turn[StepT]) -> None:
+        """During a turn that may take long, let polls wait, and answer those whose wait is over."""
+
+    def _deadline_in_turn_s(self, core: CoreT) -> float | None:
+        """Return when ``_wait_in_turn`` is due even if no request arrives; None: never."""
+        del core
+        return None
 
     # --- each actor's own -------------------------------------------------------------------------
 

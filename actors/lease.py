@@ -51,13 +51,14 @@ class LeaseKeeper:
     ) -> None:
         """Args:
         period_s: the time of the lease; 0: standbys take over by hand only.
-        allows_standby: False: the primary acknowledges without a valid lease.
-        is_needed: False: each commit counts in the log before it is acknowledged, so the seal is enough.
+        allows_standby: False: the primary serves without a valid lease.
+        is_needed: False: each commit counts in the log before it is acknowledged, so for that the seal is enough.
         counted: returns the last commit that counts.
         """
         self._objects = objects
         self._period_s = period_s
-        self._expires = objects.can_exchange and period_s > 0 and allows_standby and is_needed
+        self._expires = objects.can_exchange and period_s > 0 and allows_standby
+        self._is_needed = is_needed
         self._every_s = period_s / RENEWALS or IDLE_S
         self._counted = counted
         self._clock = clock
@@ -80,9 +81,14 @@ class LeaseKeeper:
         return self._clock()
 
     @property
-    def holds(self) -> bool:
-        """True if no other process can have taken over by itself: commits may be acknowledged."""
+    def is_current(self) -> bool:
+        """True if no other process can have taken over by itself: polls show what was acknowledged last."""
         return not self._is_over and (not self._expires or self._clock() < self._valid_until_s)
+
+    @property
+    def holds(self) -> bool:
+        """True if a commit that is durable where the mode wants it may be acknowledged."""
+        return self.is_current if self._is_needed else not self._is_over
 
     @property
     def terms(self) -> Lease:

@@ -232,6 +232,17 @@ class Mailbox:
             self._bytes -= ticket.ask.size
             ticket.settle(error())
 
+    def take_each(self, takes: Callable[[Ticket[Any]], bool]) -> None:
+        """Remove the waiting tickets for which ``takes`` returns True: it has received them."""
+        kept: deque[Ticket[Any]] = deque()
+        for ticket in self._queue:
+            if takes(ticket):
+                ticket.taken = True
+                self._bytes -= ticket.ask.size
+            else:
+                kept.append(ticket)
+        self._queue = kept
+
     def refuse(self, error: Callable[[], PlainsongError], *, but: tuple[type[Ask[Any]], ...] = ()) -> None:
         """Settle waiting tickets with an error: nothing happened; those of the classes in ``but`` stay."""
         kept: deque[Ticket[Any]] = deque()

@@ -220,7 +220,7 @@ class ReplicationConfig:
     lease_s: float = seconds(
         10.0,
         "A standby takes over if the primary has not renewed its lease for this time, which it does three times as often; "
-        'without a renewal for this time, a primary with mode = "async" and standby = "allowed" stops acknowledging. At least 1; or 0: a standby takes over only by hand.',
+        'without a renewal for this time, a primary with standby = "allowed" refuses requests. At least 1; or 0: a standby takes over only by hand.',
         small="a short outage of the object store stops the service, or makes a standby take over",
         large="the service is away that long after the loss of a machine",
         low=0,

@@ -139,7 +139,6 @@ class TopicActor(Actor[TopicCore, Step]):
         self._cache = cache
         self._term: Term | None = None
         self._loop_s = trio.lowlevel.current_clock().current_time
-        self._answers_late = environment.store.traits.answers_late
 
     def __repr__(self) -> str:
         return f"<TopicActor {self.name} {self.core!r}>"
@@ -164,27 +163,49 @@ class TopicActor(Actor[TopicCore, Step]):
             return None  # a step applies them first
         return core.look_now(look, self._now())
 
-    def _answer_in_turn(self, core: TopicCore, turn: Turn[Step], refusal: Callable[[], PlainsongError]) -> None:
-        """Answer waiting polls, and parked ones whose wait is over, from before the turn; refuse other requests."""
-        now = self._now()
-        if not only_adds(turn) or self.name in self._environment.pointers.decided_topics:
-            self._mailbox.refuse(refusal)
-            for parked in core.parking.take_overdue(now.mono_s):
-                as_ticket(parked.ticket).settle(refusal())
-            return
-        self._mailbox.refuse(refusal, but=(Look,))
-        answers: Answers = []
-        for ticket in self._ready(core, self._mailbox.take(self._commit_requests, self._commit_bytes)):
-            if isinstance(ticket.ask, Look):  # the others were refused
-                answers += core.look_in_turn(ticket, ticket.ask, now)
-        answers += core.overdue(now)
-        complete_all(answers)
+    def _shows_before(self, turn: Turn[Step]) -> bool:
+        """True if during the turn under way the core shows what polls may read of the state before it."""
+        return only_adds(turn) and self.name not in self._environment.pointers.decided_topics
+
+    def _wait_in_turn(self, core: TopicCore, turn: Turn[Step]) -> None:
+        """See ``Actor._wait_in_turn``: polls of the turn itself, and those that arrived later, are parked."""
+        step = turn.step
+        if self._shows_before(turn):
+            if step is not None and step.looks:
+                parked = {ticket for ticket, look in step.looks if core.park_in_turn(ticket, look)}
+                step.looks = [each for each in step.looks if each[0] not in parked]
+                turn.tickets = [ticket for ticket in turn.tickets if ticket not in parked]
+            self._mailbox.take_each(lambda ticket: self._parks(core, ticket))
+        complete_all(core.overdue(self._now()))
+        deadline_s = self._deadline_in_turn_s(core)
+        if deadline_s is not None and (self._deadline_s is None or deadline_s < self._deadline_s):
+            self.wake()
+
+    @staticmethod
+    def _parks(core: TopicCore, ticket: Ticket[Any]) -> bool:
+        return isinstance(ticket.ask, Look) and not ticket.abandoned and core.park_in_turn(ticket, ticket.ask)
+
+    def _deadline_in_turn_s(self, core: TopicCore) -> float | None:
+        return core.parking.next_deadline_s()
+
+    def _refuse_in_turn(self, core: TopicCore, turn: Turn[Step], refusal: Callable[[], PlainsongError]) -> None:
+        """Answer waiting polls from before the turn, if possible; refuse other requests."""
+        if self._shows_before(turn):
+            self._mailbox.refuse(refusal, but=(Look,))
+            now = self._now()
+            answers: Answers = []
+            for ticket in self._ready(core, self._mailbox.take(self._commit_requests, self._commit_bytes)):
+                if isinstance(ticket.ask, Look):  # the others were refused
+                    answers += core.look_in_turn(ticket, ticket.ask, now)
+            complete_all(answers)
+        self._mailbox.refuse(refusal)
+        self._wait_in_turn(core, turn)
 
     def end_late(self, refusal: Callable[[], PlainsongError]) -> None:
         """See ``Actor.end_late``."""
         super().end_late(refusal)
         if self._turn is not None and self.core is not None:
-            self._answer_in_turn(self.core, self._turn, refusal)
+            self._refuse_in_turn(self.core, self._turn, refusal)
 
     # --- life -------------------------------------------------------------------------------------
 

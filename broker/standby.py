@@ -241,11 +241,11 @@ def add_standby_gauges(metrics: Metrics, standby: Standby) -> None:
 
 
 def while_leased(endpoints: Sequence[Endpoint], lease: LeaseKeeper) -> tuple[Endpoint, ...]:
-    """Refuse requests about topics and transactions while another process may have taken over."""
+    """Refuse requests about topics and transactions, polls too, while another process may have taken over by itself."""
 
     def leased(route: Route[object], handler: Handler) -> Handler:
         def handle(request: Request, answered: Answered) -> None:
-            if lease.holds:
+            if lease.is_current:
                 handler(request, answered)
             else:
                 answered(not_leased())
@@ -259,7 +259,7 @@ def begins_while_leased(begin: Begin, lease: LeaseKeeper) -> Begin:
     """Refuse streams of publishes in the same way."""
 
     def begun(namespace: str, topic: str, request_id: str, room: Reservation, who: Identity) -> Conversation:
-        if not lease.holds:
+        if not lease.is_current:
             raise not_leased()
         return begin(namespace, topic, request_id, room, who)
 

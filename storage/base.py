@@ -121,7 +121,8 @@ class StoreTraits:
     in_order: bool = False
     """True if commits take effect in the order in which they were begun, even those of different claims."""
     answers_late: bool = False
-    """True if a commit may take much longer than a sync, so that polls are answered while one is under way."""
+    """True if a commit may take much longer than a sync: polls are answered, and wait, while one is under way. ``begin``
+    does not call ``while_syncing``."""
     shared: bool = False
     """True if other instances may claim topics too: an owner must call ``check`` before it answers without a write."""
 

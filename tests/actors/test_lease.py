@@ -118,6 +118,24 @@ def test_a_standby_tries_only_after_the_primary_has_stopped_acknowledging():
     assert [seed for seed in range(SEEDS) if run(seed)] == []
 
 
+def test_in_sync_a_primary_without_renewals_acknowledges_what_counts_and_serves_no_polls():
+    now_s = 0.0
+    keeper = lease.LeaseKeeper(
+        MemoryObjects(),
+        period_s=PERIOD_S,
+        allows_standby=True,
+        is_needed=False,
+        counted=lambda: 1,
+        clock=lambda: now_s,
+    )
+    keeper.began(1, RUN, "first", now_s)
+    assert (keeper.is_current, keeper.holds) == (True, True)
+    now_s = PERIOD_S
+    assert (keeper.is_current, keeper.holds) == (False, True)
+    keeper.close()
+    assert (keeper.is_current, keeper.holds) == (False, False)
+
+
 #: Module, mistake, the correct code, the wrong code.
 MISTAKES = [
     (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 from actors_in_process import NAME, actors, after_receipt
@@ -20,6 +22,8 @@ from plainsong.protocol.errors import (
 from plainsong.protocol.topic.asks import Describe, ListReaders, Remove, Span, Stats
 from plainsong.protocol.topic.state import TopicLimits
 from storage.base import NothingWritten
+from storage.faulty import FaultyStore
+from storage.memory import MemoryStore
 
 
 class Answers(list):
@@ -293,6 +297,114 @@ async def test_a_poll_received_with_a_publish_and_abandoned_during_its_commit_is
         await wait_all_tasks_blocked()
         assert len(harness.core().parking) == 0
         assert harness.entry().actor.is_idle
+
+
+# --- long polls while a commit waits for the object store --------------------------------------------
+
+
+def late_store():
+    """A store whose commits may take much longer than a sync: ``write`` stands for the answer of the object store."""
+    store = FaultyStore(MemoryStore())
+    store.traits = replace(store.traits, answers_late=True)
+    return store
+
+
+class Waits:
+    """Long polls at the end of a topic: the seconds until each was answered, and whether it had a message."""
+
+    def __init__(self, harness, nursery, end):
+        self.found = {}
+        self._harness, self._nursery, self._end = harness, nursery, end
+        self._begun_s = trio.current_time()
+
+    def begin(self, name, wait_s):
+        self._nursery.start_soon(self._wait, name, wait_s)
+
+    async def _wait(self, name, wait_s):
+        try:
+            span = await self._harness.look(self._end, wait_s=wait_s)
+            outcome = span.start < span.until
+        except PlainsongError as error:
+            outcome = type(error)
+        self.found[name] = (round(trio.current_time() - self._begun_s), outcome)
+
+
+async def test_polls_end_in_time_although_a_commit_of_their_topic_waits_for_the_object_store(
+    answers, nursery, autojump_clock
+):
+    async with actors(late_store()) as harness:
+        await harness.create()
+        waits = Waits(harness, nursery, await harness.end())
+        waits.begin("before the commit", 10)
+        await wait_all_tasks_blocked()
+        harness.store.stall("write")
+        answers.ask(harness.publish, "m")
+        waits.begin("with it", 20)
+        await harness.store.stalled("write")
+        waits.begin("during it", 5)
+        waits.begin("at once", 0)
+        waits.begin("until it counts", 60)
+        await trio.sleep(40)
+        assert not answers
+        assert waits.found == {
+            "at once": (0, False),
+            "during it": (5, False),
+            "before the commit": (10, False),
+            "with it": (20, False),
+        }
+        harness.store.release("write")
+        await wait_all_tasks_blocked()
+        assert waits.found["until it counts"] == (40, True)
+
+
+async def test_a_poll_that_ends_during_a_deletion_that_may_be_lost_does_not_show_it(answers, nursery, autojump_clock):
+    async with actors(late_store()) as harness:
+        await harness.create()
+        waits = Waits(harness, nursery, await harness.end())
+        waits.begin("shorter", 10)
+        waits.begin("longer", 60)
+        await wait_all_tasks_blocked()
+        harness.store.stall("write")
+        answers.ask(harness.ask, Remove())
+        await trio.sleep(20)
+        assert waits.found == {"shorter": (10, False)}
+        harness.store.release("write")
+        await wait_all_tasks_blocked()
+        assert waits.found["longer"] == (20, TopicNotFound)
+
+
+async def test_polls_that_wait_during_a_commit_that_fails_get_an_error(answers, nursery, autojump_clock):
+    async with actors(late_store()) as harness:
+        await harness.create()
+        waits = Waits(harness, nursery, await harness.end())
+        harness.store.stall("write")
+        answers.ask(harness.publish, "m")
+        waits.begin("with it", 60)
+        await harness.store.stalled("write")
+        waits.begin("during it", 60)
+        await wait_all_tasks_blocked()
+        harness.store.crash()
+        await wait_all_tasks_blocked()
+        assert waits.found == {"with it": (0, StorageFailed), "during it": (0, StorageFailed)}
+        assert [type(answer) for answer in answers] == [OutcomeUnknown]
+
+
+async def test_polls_over_the_bound_that_arrive_during_a_commit_are_refused_at_its_end(
+    answers, nursery, autojump_clock
+):
+    async with actors(late_store(), limits=TopicLimits(max_parked_polls=1)) as harness:
+        await harness.create()
+        waits = Waits(harness, nursery, b"\x7f" * 20)
+        harness.store.stall("write")
+        answers.ask(harness.publish, "m")
+        await harness.store.stalled("write")
+        for name in ("first", "second"):
+            waits.begin(name, 60)
+        await trio.sleep(10)
+        assert not waits.found
+        harness.store.release("write")
+        await wait_all_tasks_blocked()
+        assert list(waits.found.values()) == [(10, Overloaded)]
 
 
 # --- failures -------------------------------------------------------------------------------------

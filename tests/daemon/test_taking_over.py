@@ -20,6 +20,7 @@ from plainsong.cli.command import Exit
 from plainsong.errors import PlainsongError
 from tests.daemon.harness import ROOT, Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
 from tests.ports import free_port
+from tests.storage.replication.s3_proxy import S3Proxy
 from tests.storage.replication.s3_server import BUCKET, TOOLS, s3_server
 
 QUICK = ("replication.interval_ms=20", "replication.timeout_s=5", "replication.standby=allowed")
@@ -347,6 +348,39 @@ def test_a_primary_that_was_frozen_longer_than_its_lease_acknowledges_nothing_af
         assert first.wait() == Exit.DEPOSED
         with site.client("b") as client:
             assert b"after the seal" not in values(client)
+
+
+def test_in_sync_a_primary_that_is_cut_off_serves_no_polls_once_its_lease_is_over(tmp_path, place):
+    url, environ = place
+    with S3Proxy(environ) as proxy:
+        cut_off = Site(tmp_path, (url, proxy.environment), *LEASE, "replication.mode=sync")
+        site = Site(tmp_path, place, *LEASE, "replication.mode=sync")
+        with cut_off.daemon("a") as first, site.standby("b"), cut_off.client("a", retry=False) as old:
+            eventually("everything counts", lambda: all_counts(cut_off.url("a")))
+            with cut_off.client("a", deadline_s=120) as client:
+                client.create_topic("orders")
+                client.publish("orders", [b"1"])
+            eventually("the standby follows", lambda: follows(site.url("b"), cut_off.url("a")))
+            proxy.cut_off()
+            assert values(old) == [b"1"]  # the lease has just been renewed
+
+            def refuses():
+                try:
+                    assert values(old) == [b"1"]
+                except PlainsongError as error:
+                    assert (error.code, error.outcome) == ("replication_unavailable", "not-applied")
+                    return True
+                return False
+
+            eventually("polls are refused", refuses)
+            with site.client("b", deadline_s=120) as client:
+                eventually("the standby serves", lambda: serves(site.url("b")))
+                client.publish("orders", [b"2"])
+            assert refuses()
+            proxy.restore()
+            assert first.wait() == Exit.DEPOSED
+            with site.client("b") as client:
+                assert values(client) == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("turn", range(ROUNDS or 1))

@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 from plainsong.protocol.topic.asks import Look
 from plainsong.protocol.topic.core import Parking
 
+#: The answer at the deadline, which these tests do not look at.
+SPAN = None
+
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("park"), st.integers(0, 9), st.integers(0, 9)),
@@ -24,7 +27,7 @@ def test_each_poll_is_removed_once_when_a_message_arrives_or_its_time_is_over(ac
     parking, model = Parking(), {}
     for number, (what, one, other) in enumerate(actions):
         if what == "park":
-            parking.park(number, Look(bytes([one])), float(other))
+            parking.park(number, Look(bytes([one]), deadline_s=float(other)), SPAN)
             model[number] = (bytes([one]), float(other))
             continue
         if what == "leave":
@@ -58,7 +61,7 @@ def held(parking):
 def test_abandoned_polls_are_not_held_in_memory():
     parking = Parking()
     for number in range(5_000):
-        parking.park(number, Look(bytes([9])), 1.0)
+        parking.park(number, Look(bytes([9]), deadline_s=1.0), SPAN)
     for number in range(5_000):
         parking.leave(number)
     assert max(held(parking)) <= 64
@@ -66,9 +69,9 @@ def test_abandoned_polls_are_not_held_in_memory():
 
 def test_polls_that_are_woken_again_and_again_are_not_held_until_their_deadline():
     parking = Parking()
-    parking.park("first", Look(bytes([9])), 10.0)
+    parking.park("first", Look(bytes([9]), deadline_s=10.0), SPAN)
     for number in range(5_000):
-        parking.park(number, Look(bytes([1])), 60.0 + number)
+        parking.park(number, Look(bytes([1]), deadline_s=60.0 + number), SPAN)
         assert len(parking.take_reached(bytes([2]))) == 1
     assert len(parking) == 1
     assert max(held(parking)) <= 70
@@ -77,6 +80,6 @@ def test_polls_that_are_woken_again_and_again_are_not_held_until_their_deadline(
 def test_polls_that_time_out_are_not_held_until_the_next_message():
     parking = Parking()
     for number in range(5_000):
-        parking.park(number, Look(bytes([9])), float(number))
+        parking.park(number, Look(bytes([9]), deadline_s=float(number)), SPAN)
         assert len(parking.take_overdue(float(number))) == 1
     assert max(held(parking)) <= 70

@@ -155,6 +155,19 @@ class TopicCore:
         span = self._span(look)
         return None if not isinstance(span, Span) or self._may_park(look, span, now) else span
 
+    def park_in_turn(self, ticket: Hashable, look: Look) -> bool:
+        """Park a poll while the commit of a step is under way; False if it does not wait, or there is no room.
+
+        The step must only add messages.
+        """
+        span = self._span(look)
+        if look.as_of_ms is not None or not isinstance(span, Span) or not self._waits(look, span):
+            return False
+        if len(self.parking) >= self.state.limits.max_parked_polls:
+            return False
+        self.parking.park(ticket, look, span)
+        return True
+
     def look_in_turn(self, ticket: Hashable, look: Look, now: Now) -> Answers:
         """Answer a look while the commit of a step is under way, from the state before it, or park it.
 
@@ -168,8 +181,11 @@ class TopicCore:
         return answers
 
     def overdue(self, now: Now) -> Answers:
-        """Answer the parked polls whose wait is over."""
-        return [(parked.ticket, self._span(parked.look)) for parked in self.parking.take_overdue(now.mono_s)]
+        """Answer the parked polls whose wait is over: nothing was added since they were parked.
+
+        The present state may be that of a step whose commit is under way, so it is not shown.
+        """
+        return [(parked.ticket, parked.span) for parked in self.parking.take_overdue(now.mono_s)]
 
     def _write_about(self, step: Step, *, is_due: bool) -> None:
         """Write the due rows about the topic itself, after the message rows of the step."""
@@ -243,13 +259,16 @@ class TopicCore:
         elif len(self.parking) >= self.state.limits.max_parked_polls:
             answers.append((ticket, Overloaded(f"{len(self.parking)} polls wait on topic {self.state.name}")))
         else:
-            assert look.deadline_s is not None  # checked by _may_park
-            self.parking.park(ticket, look, look.deadline_s)
+            self.parking.park(ticket, look, span)
+
+    @classmethod
+    def _may_park(cls, look: Look, span: Span, now: Now) -> bool:
+        return cls._waits(look, span) and look.deadline_s is not None and now.mono_s < look.deadline_s
 
     @staticmethod
-    def _may_park(look: Look, span: Span, now: Now) -> bool:
+    def _waits(look: Look, span: Span) -> bool:
         bounded = look.end_before is not None and look.end_before <= max(look.since, span.until)
-        return look.since >= span.until and not bounded and look.deadline_s is not None and now.mono_s < look.deadline_s
+        return look.since >= span.until and not bounded and look.deadline_s is not None
 
     def _span(self, look: Look) -> Span | TopicNotFound:
         try:
@@ -348,13 +367,14 @@ class Parking:
     def __len__(self) -> int:
         return len(self._parked)
 
-    def park(self, ticket: Hashable, look: Look, deadline_s: float) -> None:
-        """Park ``ticket`` until ``deadline_s`` at the latest."""
+    def park(self, ticket: Hashable, look: Look, span: Span) -> None:
+        """Park ``ticket`` until its deadline at the latest; ``span`` is the answer then."""
+        assert look.deadline_s is not None  # else it does not wait
         self._number += 1
-        parked = Parked(ticket, look, self._number)
+        parked = Parked(ticket, look, self._number, span)
         self._parked[ticket] = parked
         heappush(self._by_since, (look.since, parked.number, parked))
-        heappush(self._by_deadline, (deadline_s, parked.number, parked))
+        heappush(self._by_deadline, (look.deadline_s, parked.number, parked))
         self._tidy()
 
     def leave(self, ticket: Hashable) -> bool:
@@ -419,3 +439,5 @@ class Parked:
     ticket: Hashable
     look: Look
     number: int
+    span: Span
+    """An empty one."""
