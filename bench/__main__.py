@@ -37,6 +37,7 @@ from bench.polling import measure_polling
 from bench.producers import measure_producers
 from bench.profiles import FULL, QUICK
 from bench.publishing import measure_publishing
+from bench.replicated import measure_copied
 from bench.report import conclude, machine
 from bench.secured import measure_secured
 from bench.sparking import measure_spark
@@ -70,6 +71,7 @@ MEASUREMENTS: dict[str, Callable[[Profile, Path, Callable[[str], None]], Section
     "backup": measure_backup,
     "secured": measure_secured,
     "chained": measure_chained,
+    "copied": measure_copied,
 }
 
 

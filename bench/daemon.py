@@ -129,20 +129,29 @@ def end_on_sigterm() -> None:
 
 
 @contextmanager
-def daemon(data_dir: Path, program: Sequence[str] = ("broker",), /, **settings: object) -> Iterator[Daemon]:
-    """Run a daemon over ``data_dir`` on a free port; stop it at the end.
+def daemon(
+    data_dir: Path,
+    program: Sequence[str] = ("broker",),
+    environ: Mapping[str, str] | None = None,
+    port: int = 0,
+    /,
+    **settings: object,
+) -> Iterator[Daemon]:
+    """Run a daemon over ``data_dir``; stop it at the end.
 
     Args:
       program: the module to run, and its arguments before the daemon's options.
+      environ: variables in addition to those of this process.
+      port: 0: a free one.
       settings: ``retention_interval_s=5`` is ``--set retention.interval_s=5``: the text up to the first underscore is
         the section.
     """
-    command = [sys.executable, "-m", *program, "--bind", "127.0.0.1:0", "--data-dir", str(data_dir)]
+    command = [sys.executable, "-m", *program, "--bind", f"127.0.0.1:{port}", "--data-dir", str(data_dir)]
     chosen: dict[str, object] = {"log.format": "json"}
     chosen |= {name.replace("_", ".", 1): value for name, value in settings.items()}
     for name, value in chosen.items():
         command += ["--set", f"{name}={value}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})})
     running = None
     try:
         running = Daemon(process)

@@ -75,6 +75,16 @@ class Profile:
     """Pairs of measurements, with and without a backup."""
     backup_s: float
     """Duration of each measurement."""
+    put_ms: tuple[int, ...]
+    """Latencies that are added to each request to the object store of the second copy."""
+    copied_connections: tuple[int, ...]
+    """Numbers of connections publishing to a daemon with a second copy."""
+    copied_s: float
+    """Duration of one measurement of one mode."""
+    taken_over: tuple[int, int]
+    """Messages and topics of the store that a standby takes over."""
+    lease_s: int
+    """The lease of its primary."""
     jvm: str
     """JVM options of HBase and Spark: none in a full run."""
     fetches: bool
@@ -118,6 +128,11 @@ FULL = Profile(
     backed_up_messages=10_000_000,
     backup_pairs=12,
     backup_s=8.0,
+    put_ms=(0, 1, 10, 50),
+    copied_connections=(1, 16, 50),
+    copied_s=2.0,
+    taken_over=(1_000_000, 1000),
+    lease_s=10,
     jvm="",
     fetches=True,
 )
@@ -159,6 +174,11 @@ QUICK = Profile(
     backed_up_messages=50_000,
     backup_pairs=2,
     backup_s=0.5,
+    put_ms=(0, 10),
+    copied_connections=(50,),
+    copied_s=0.2,
+    taken_over=(2_000, 20),
+    lease_s=2,
     # Faster start for processes that run for seconds.
     jvm="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     fetches=False,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import hbase_server, spark_session
+from tests.storage.replication.s3_server import s3_program
 
 ROOT = Path(__file__).parents[2]
 #: Ten times its duration.
@@ -35,6 +36,8 @@ class Report:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """The report of one quick run of everything, with some sizes overridden on the command line."""
     lacking = spark_session.why_not() or hbase_server.why_not()
+    if s3_program() is None:
+        lacking = "NOT TESTED: versitygw is not installed here; etc/tools fetches it where there is Go"
     if lacking is not None:
         pytest.skip(lacking)
     directory = tmp_path_factory.mktemp("bench")

@@ -21,6 +21,7 @@ from plainsong.protocol.ids import pack_id, unpack_id
 SECTIONS = (
     *("memory", "publish", "stream", "poll", "wake", "transactions", "delivery", "producers", "cleaning"),
     *("evenness", "growth", "spark", "hbase", "cluster", "front", "hostile", "backup", "secured", "chained"),
+    "copied",
 )
 
 
@@ -87,6 +88,15 @@ def test_spark_is_compared_with_its_own_sources_and_sinks(report):
         "visible": [],
         "archive": ["÷ copy"],
     }
+
+
+def test_each_mode_of_the_second_copy_is_compared_with_none_and_a_standby_takes_over(report):
+    rows = report.results["sections"]["copied"]["rows"]
+    singles = [row for row in rows if row["what"]["what"] == "single"]
+    assert [row["what"]["put ms"] for row in singles] == list(QUICK.put_ms)
+    for row in singles:
+        assert {"none", "async", "sync", "async ÷ none", "sync ÷ none", "p50 ms", "p99 ms"} == row["values"].keys()
+    assert [row["what"]["what"] for row in rows[len(singles) :]] == ["take-over", "switch"]
 
 
 def test_hbase_is_compared_with_raw_calls_for_the_same_messages(report):

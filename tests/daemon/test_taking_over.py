@@ -362,7 +362,6 @@ def test_in_sync_a_primary_that_is_cut_off_serves_no_polls_once_its_lease_is_ove
                 client.publish("orders", [b"1"])
             eventually("the standby follows", lambda: follows(site.url("b"), cut_off.url("a")))
             proxy.cut_off()
-            assert values(old) == [b"1"]  # the lease has just been renewed
 
             def refuses():
                 try:

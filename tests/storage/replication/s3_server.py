@@ -23,6 +23,11 @@ BUCKET = "copies"
 ACCESS, SECRET = "plainsong", "a-secret-of-the-tests"
 
 
+def s3_program() -> str | None:
+    """Return the server's program; None if it is not installed."""
+    return shutil.which("versitygw", path=f"{TOOLS}:/usr/local/bin:/usr/bin") or shutil.which("versitygw")
+
+
 @contextmanager
 def s3_server(folder: Path) -> Iterator[dict[str, str]]:
     """Run a server with one bucket, ``BUCKET``; yield the environment that leads to it. Skips the test without one."""
@@ -33,7 +38,7 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
 @contextmanager
 def s3_process(folder: Path) -> Iterator[tuple[dict[str, str], subprocess.Popen[bytes]]]:
     """As ``s3_server``; yield the process too, for tests that freeze it."""
-    program = shutil.which("versitygw", path=f"{TOOLS}:/usr/local/bin:/usr/bin") or shutil.which("versitygw")
+    program = s3_program()
     if program is None:
         pytest.skip(
             "NOT TESTED: versitygw, an S3 server, is not installed here; etc/tools fetches it where there is Go"
