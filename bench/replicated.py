@@ -183,7 +183,7 @@ def _change_hands(
             say(f"copied, {what}: {messages:,} messages, {topics:,} topics")
             begun_s = time.monotonic()
             if what == "switch":
-                first.ask("POST", "/v1/replication/switch")
+                _asked(first_port, "POST", "/v1/replication/switch")
             else:
                 first.process.kill()
             silent_s = _silence((first_port, second_port), begun_s)
@@ -225,23 +225,27 @@ def _status(port: int, request: bytes) -> int:
         connection.close()
 
 
-def _state(port: int) -> dict[str, object]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+def _asked(port: int, method: str, path: str) -> dict[str, object]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
     try:
-        connection.request("GET", "/v1/replication")
-        found: dict[str, object] = json.loads(connection.getresponse().read())
+        connection.request(method, path)
+        answer = connection.getresponse()
+        found: dict[str, object] = json.loads(answer.read())
+        if answer.status >= 300:
+            raise RuntimeError(f"{method} {path}: {answer.status} {found}")
         return found
     finally:
         connection.close()
 
 
 def _all_counts(port: int) -> bool:
-    found = _state(port)
+    found = _asked(port, "GET", "/v1/replication")
     return found["countedCommit"] == found["lastCommit"]
 
 
 def _follows(standby: int, primary: int) -> bool:
-    return _state(standby)["countedCommit"] == _state(primary)["lastCommit"]
+    newest = _asked(primary, "GET", "/v1/replication")["lastCommit"]
+    return _asked(standby, "GET", "/v1/replication")["countedCommit"] == newest
 
 
 def _wait(what: str, holds: Callable[[], bool]) -> None:
