@@ -519,8 +519,10 @@ class SecondCopy:
             await self._kept_bases()
         while True:
             if self._record.base is not None:
-                due_s = self._record.base_ms / 1000 + self._settings.base_every_h * 3600 - self._now_ms() / 1000
-                await trio.sleep(max(0.0, due_s))
+                every_s = self._settings.base_every_h * 3600
+                due_s = self._record.base_ms / 1000 + every_s - self._now_ms() / 1000
+                # No longer than that, for a base that was made while the clock was ahead.
+                await trio.sleep(min(max(0.0, due_s), every_s))
             if any(each.made is None for each in self._unmade):
                 await trio.sleep(self._interval_s)
                 continue

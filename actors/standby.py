@@ -441,7 +441,7 @@ class Standby:
             known=before.epoch,
             leased=self._objects.can_exchange,
             holder=self._holder,
-            follower=Follower(seen),
+            follower=Follower(seen, 0 if self._lease is None else self._lease.counted or 0),
         )
         try:
             place = await carry_out(self._objects, attempt, partial(self._apply, store), failed=self._failed)

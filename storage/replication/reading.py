@@ -19,7 +19,7 @@ from storage.replication.bases import (
     part_name,
 )
 from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreUnavailable
-from storage.replication.notices import decode_seal, log_name
+from storage.replication.notices import LEASE, decode_lease, decode_seal, log_name
 from storage.replication.protocol import Place, after
 from storage.replication.segment import DamagedLog
 from storage.threaded import in_thread
@@ -172,6 +172,8 @@ class Checked:
 
 async def verify(objects: Objects) -> Checked:
     """Read every base, and the log after the oldest. Raises StoreError."""
+    found = await read(objects, LEASE)  # first: what the primary has reported must be in the log that is read later
+    counted = 0 if found is None else decode_lease(found.data).counted or 0
     checked = Checked(await store_of(objects), await bases_of(objects))
 
     async def count(first: int, commits: list[Commit]) -> None:
@@ -202,6 +204,8 @@ async def verify(objects: Objects) -> Checked:
             checked.problems.append(f"the log ends at commit {reached}, before base {base.commit} is consistent")
         if checked.end.gap:
             checked.gaps.append(reached)
+    if checked.end is not None and not checked.end.gap and reached < counted:
+        checked.problems.append(f"objects are missing: the log ends at commit {reached}, and commit {counted} was in it")
     return checked
 
 

@@ -276,6 +276,28 @@ async def test_a_take_over_does_not_seal_a_number_that_retention_has_made_free(t
     assert await rows_in(tmp_path / "second") == wanted
 
 
+async def test_a_standby_does_not_take_over_a_log_that_lacks_what_the_primary_has_counted(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+        place, lost = running.copy._now.place, running.outbox.last + 1
+        await running.write(5)
+        await running.counted()
+        running.copy.lease.serve(())
+        await until(lambda: decode_lease(objects.found[LEASE][0]).counted == running.outbox.last)
+    removed = objects.found.pop(log_name(place.epoch, place.number))
+    assert decode_segment(removed[0]).first == lost
+    async with following(tmp_path / "second", objects) as standby:
+        with pytest.raises(TakeOverLost, match="objects are missing in the log"):
+            await standby.take_over()
+        assert log_name(place.epoch, place.number) not in objects.found
+    checked = await verify(objects)
+    assert not checked.ok
+    assert "objects are missing" in checked.problems[-1]
+
+
 async def test_a_standby_takes_over_once_the_lease_was_not_renewed_for_its_time(tmp_path, objects):
     clock = Clock()
     async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:

@@ -11,6 +11,7 @@ import shutil
 import signal
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -19,6 +20,7 @@ from plainsong.errors import OutcomeUnknown
 from tests.daemon import test_crash_ring, test_producer_ring, test_transaction_ring
 from tests.daemon.harness import Daemon, clean_environ, eventually, run_plainsong
 from tests.daemon.test_replica_command import url_of, values, wait_until_all_counts
+from tests.storage.replication.s3_proxy import Fault, S3Proxy
 from tests.storage.replication.s3_server import BUCKET, s3_process
 
 SEED = test_crash_ring.SEED
@@ -74,6 +76,33 @@ async def test_transactions_are_whole_for_every_reader_through_losses_of_the_mac
     await test_transaction_ring.ring(
         tmp_path, SEED, cycles=ROUNDS, writers=6, pause_s=0.02, make=machine, restored=True
     )
+
+
+class PlaguedMachine(MortalMachine):
+    """A machine whose requests to the object store fail in every way, but for those of a restore and of a start."""
+
+    def __init__(self, *words: object, proxy: S3Proxy, **options: object) -> None:
+        self.proxy, self.random = proxy, Random(SEED)
+        super().__init__(*words, "replication.timeout_s=0.5", environ=proxy.environment, **options)
+
+    def start(self) -> MortalMachine:
+        self.proxy.restore()
+        super().start()
+        self.proxy.fault = self.fault
+        return self
+
+    def fault(self, method: str, path: str) -> Fault | None:
+        return self.random.choice(PLAGUES) if self.random.random() < 0.1 else None
+
+
+#: A request that hangs for longer than ``timeout_s`` is SLOW. After FORBIDDEN the daemon pauses for seconds.
+PLAGUES = [each for each in Fault if each not in (Fault.HANG, Fault.FORBIDDEN)]
+
+
+async def test_nothing_is_lost_while_requests_to_the_object_store_fail_in_every_way(tmp_path, server):
+    with S3Proxy(server[0]) as proxy:
+        make = partial(PlaguedMachine, proxy=proxy, prefix=f"s3://{BUCKET}/{tmp_path.name}")
+        await test_crash_ring.ring(tmp_path, SEED, cycles=ROUNDS, make=make)
 
 
 @pytest.mark.torture
