@@ -333,14 +333,17 @@ class Standby:
         """Apply the next object of the log; False if there is none. Raises StoreError, DamagedLog, _BuildAgain."""
         place = self._place
         found = await self._objects.get(log_name(place.epoch, place.number))
-        self._read_ms, self._error = self._now_ms(), ""
+        self._read_ms = self._now_ms()
         if found is None:
-            commit = place.commit or 0
-            self._caught_up = commit >= self._record.until
-            # More than this is in the log: then the next object was removed.
-            if self._lease is not None and (self._lease.counted or 0) > commit and not await self._is_end(place):
-                raise _BuildAgain
+            self._caught_up = (place.commit or 0) >= self._record.until
+            if not self._lacking:
+                self._error = ""
+            elif await self._is_end(place):
+                self._failed(self._lacking)
+            else:
+                raise _BuildAgain  # retention has removed the next object
             return False
+        self._error = ""
         following, segment = await in_thread(after, place, found.data)
         if following.commit is None:
             self._least_epoch = following.epoch
@@ -349,6 +352,14 @@ class Standby:
             await self._apply(store, segment)
         self._place = following
         return True
+
+    @property
+    def _lacking(self) -> str:
+        """The text for a log that ends before a commit which, as the lease said earlier, was in it; empty if it does not."""
+        counted, last = 0 if self._lease is None else self._lease.counted or 0, self._place.commit or 0
+        if counted <= last:
+            return ""
+        return f"objects are missing in the log: it ends at commit {last}, and commit {counted} was in it"
 
     async def _apply(self, store: LevelDBStore, segment: Segment) -> None:
         """Apply a segment, and note the place before it.
@@ -430,6 +441,9 @@ class Standby:
         if not self._caught_up:
             self._refuse("the standby has not reached a consistent state yet")
             return False
+        if lacking := self._lacking:
+            self._refuse(lacking)
+            return False
         if not await self._is_end(self._place):
             raise _BuildAgain
         run, before = secrets.token_bytes(RUN_BYTES), self._place
@@ -441,7 +455,7 @@ class Standby:
             known=before.epoch,
             leased=self._objects.can_exchange,
             holder=self._holder,
-            follower=Follower(seen, 0 if self._lease is None else self._lease.counted or 0),
+            follower=Follower(seen),
         )
         try:
             place = await carry_out(self._objects, attempt, partial(self._apply, store), failed=self._failed)

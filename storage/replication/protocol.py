@@ -219,8 +219,6 @@ class Follower:
     seen: Lease | None = None
     """The lease that was not renewed: if it has been, or another process takes over first, the attempt has failed. None:
     the attempt is by hand, and ends whatever epoch is the last."""
-    counted: int = 0
-    """A commit that was in the log before the attempt, as the primary said: a log that ends before it lacks objects."""
 
 
 def choose_epoch(
@@ -323,10 +321,6 @@ def take_over(
             raise TakeOverLost(f"commits are missing in the log before epoch {place.epoch}")
         if follower is not None and follower.seen is not None and place.epoch != begun:
             raise TakeOverLost(f"epoch {place.epoch} has begun")
-        if follower is not None and place.commit is not None and place.commit < follower.counted:
-            raise TakeOverLost(
-                f"objects are missing in the log: it ends at commit {place.commit}, and commit {follower.counted} was in it"
-            )
         gap = False
         if directory is not None and place.commit is not None:
             if place.commit > directory.last and not directory.applies:
