@@ -83,7 +83,7 @@ class PlaguedMachine(MortalMachine):
 
     def __init__(self, *words: object, proxy: S3Proxy, **options: object) -> None:
         self.proxy, self.random = proxy, Random(SEED)
-        super().__init__(*words, "replication.timeout_s=0.5", environ=proxy.environment, **options)
+        super().__init__(*words, environ=proxy.environment, **options)
 
     def start(self) -> MortalMachine:
         self.proxy.restore()
@@ -95,7 +95,7 @@ class PlaguedMachine(MortalMachine):
         return self.random.choice(PLAGUES) if self.random.random() < 0.1 else None
 
 
-#: A request that hangs for longer than ``timeout_s`` is SLOW. After FORBIDDEN the daemon pauses for seconds.
+#: The clients of the ring know no refusals: no request hangs for ``timeout_s``. After FORBIDDEN the daemon pauses for seconds.
 PLAGUES = [each for each in Fault if each not in (Fault.HANG, Fault.FORBIDDEN)]
 
 
