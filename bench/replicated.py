@@ -54,7 +54,7 @@ def measure_copied(profile: Profile, scratch: Path, say: Callable[[str], None]) 
         say("copied: skipped, versitygw is not installed (etc/tools fetches it)")
         return section
     for put_ms in profile.put_ms:
-        home = scratch / f"put-{put_ms}"
+        home = (scratch / f"put-{put_ms}").resolve()
         home.mkdir()
         with s3_server(home) as direct, _delayed(direct, put_ms) as environ, ExitStack() as daemons:
             ours = {mode: daemons.enter_context(_daemon(home, mode, environ)) for mode in MODES}
@@ -66,7 +66,7 @@ def measure_copied(profile: Profile, scratch: Path, say: Callable[[str], None]) 
                 shown = "  ".join(f"{name} {value.median:,.2f}" for name, value in row.items())
                 say(f"copied, {put_ms} ms, {connections} connections: {shown}")
     for what in ("take-over", "switch"):
-        home = scratch / what
+        home = (scratch / what).resolve()
         home.mkdir()
         with s3_server(home) as environ:
             values = _change_hands(profile, home, environ, what, say)
