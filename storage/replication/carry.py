@@ -28,7 +28,7 @@ class ObjectStoreUnavailable(StoreError):
 
 
 class ObjectStoreRefused(StoreError):
-    """The object store does not accept the credentials. A retry does not help."""
+    """The object store does not accept the credentials, or lacks the bucket. A retry does not help."""
 
     title = "The object store refuses access"
 

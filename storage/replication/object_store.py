@@ -133,7 +133,7 @@ class BlockingObjectStore:
             raise _failed(f"writing {name}", error) from error
 
     def create(self, name: str, data: bytes) -> Verdict:
-        """Create an object if there is none. Raises ObjectStoreRefused."""
+        """Create an object if there is none. Raises ObjectStoreRefused, also if there is no such bucket."""
         return self._put(name, data, "create")
 
     def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
@@ -149,8 +149,12 @@ class BlockingObjectStore:
             obstore.put(self._store, name, data, mode=mode, use_multipart=False)  # type: ignore[arg-type]  # a typed dict
             if self._root is not None:
                 self._sync(self._root, name)
-        except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+        except (AlreadyExistsError, PreconditionError):
             return Verdict.REFUSED
+        except FileNotFoundError as error:
+            if mode == "create":
+                raise ObjectStoreRefused(f"writing {name}: there is no such bucket", hint="create it first") from error
+            return Verdict.REFUSED  # there is nothing to replace
         except NotImplementedError as error:
             raise StoreUnusable("this object store cannot replace an object on condition") from error
         except (BaseError, OSError) as error:

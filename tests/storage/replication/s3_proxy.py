@@ -79,7 +79,7 @@ class S3Proxy:
             def proxied(self) -> S3Proxy:
                 return proxy
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -107,6 +107,11 @@ class S3Proxy:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Write nothing: clients end connections at any moment."""
 
 
 class _Handler(BaseHTTPRequestHandler):
