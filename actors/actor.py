@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+#: The longest time that the turn after a late commit waits for more requests, as a part of how long that commit took.
+GATHERING = 0.25
 #: Pauses before loading again after a crash; the last one repeats.
 RESTART_PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -77,6 +79,8 @@ class Turn(Generic[StepT]):
     step: StepT | None = None
     operations: Sequence[Operation] = ()
     answers: Answers = field(default_factory=list)
+    begun_s: float | None = None
+    """When its commit began, on trio's clock, if the store answers late."""
     is_prepared: bool = False
     """True once the core has moved to its state after the commit; ``error`` is set if that failed."""
     error: Exception | None = None
@@ -104,6 +108,9 @@ class Actor(ABC, Generic[CoreT, StepT]):
         self._commit_requests = commit_requests
         self._commit_bytes = commit_bytes
         self._turns = turns or Turns(store)
+        #: After a late commit, the next turn waits until this time for as many requests as were last seen at once.
+        self._gathers_until_s = 0.0
+        self._gathered_requests = 0
         #: The turn under way; None between two turns.
         self._turn: Turn[StepT] | None = None
         #: Set when the turn under way ends; None if no task waits for that.
@@ -151,7 +158,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         """Sleep until the task is needed; return True once the mailbox is closed and empty. Raises a turn's failure."""
         if self._failure is None:
             is_late = self._turn is not None and self._answers_late
-            self._deadline_s = self._deadline_in_turn_s(core) if is_late else core.next_deadline_s()
+            self._deadline_s = self._deadline_in_turn_s(core) if is_late else self._next_deadline_s(core)
             await self._mailbox.wait(self._deadline_s)
             if self._turn is not None and self._answers_late and not self._mailbox.is_closed:
                 return False
@@ -206,6 +213,8 @@ class Actor(ABC, Generic[CoreT, StepT]):
             if self._answers_late:
                 self._wait_in_turn(core, self._turn)
             return
+        if self._answers_late and self._gathers():
+            return
         turn: Turn[StepT] = Turn(())
         self._turn = turn
         try:
@@ -234,7 +243,27 @@ class Actor(ABC, Generic[CoreT, StepT]):
             self._commit_ends(step, is_durable=False)
             raise
         if self._answers_late:
+            turn.begun_s = trio.current_time()
             self._wait_in_turn(core, turn)
+
+    def _gathers(self) -> bool:
+        """True while the next turn waits for more requests.
+
+        Clients that were just answered often send again at once. Without the wait, two groups of clients would take
+        turns, and each request would wait for the object store twice.
+        """
+        is_waiting = len(self._mailbox) < self._gathered_requests and not self._mailbox.is_closed
+        if is_waiting and trio.current_time() < self._gathers_until_s:
+            return True
+        self._gathered_requests = 0
+        return False
+
+    def _next_deadline_s(self, core: CoreT) -> float | None:
+        """Return when a turn is due even if no request arrives; None: never."""
+        deadline_s = core.next_deadline_s()
+        if not self._gathered_requests:
+            return deadline_s
+        return self._gathers_until_s if deadline_s is None else min(deadline_s, self._gathers_until_s)
 
     def _prepare(self, core: CoreT, turn: Turn[StepT], step: StepT) -> None:
         """Do the work that follows the commit while the disk syncs; no answer is given yet."""
@@ -274,7 +303,11 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     def _end_turn(self, core: CoreT, turn: Turn[StepT], step: StepT) -> None:
         self._leave_turn()
-        deadline_s = core.next_deadline_s()
+        if turn.begun_s is not None:
+            now_s = trio.current_time()
+            self._gathered_requests = len(turn.tickets) + len(self._mailbox)
+            self._gathers_until_s = now_s + GATHERING * (now_s - turn.begun_s)
+        deadline_s = self._next_deadline_s(core)
         if deadline_s is not None and (self._deadline_s is None or deadline_s < self._deadline_s):
             self.wake()
         elif self._has_mail():
