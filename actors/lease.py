@@ -62,6 +62,8 @@ class LeaseKeeper:
         self._every_s = period_s / RENEWALS or IDLE_S
         self._counted = counted
         self._clock = clock
+        #: Called while another process tries to take over.
+        self.on_rival: Callable[[], object] = lambda: None
         #: URLs of the primary; set once it serves.
         self.urls: tuple[str, ...] = ()
         self._lease = Lease(0, b"", period_ms=round(1000 * period_s), allows_standby=allows_standby)
@@ -141,6 +143,7 @@ class LeaseKeeper:
             self._valid_until_s = begun_s + self._period_s
         elif found is not None:
             await look()
+            self.on_rival()
             if found != self._rival:
                 log.warning("another process tries to take over", extra={"holder": found.holder, "epoch": found.epoch})
                 self._rival, self._rival_since_s = found, begun_s

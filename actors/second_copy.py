@@ -72,6 +72,8 @@ REFUSED_PAUSE_S = 5.0
 BASE_PAUSE_S = 30.0
 #: How often an idle primary checks that no other process has ended its epoch.
 LOOK_EVERY_S = 10.0
+#: How long no segment is begun once another process tries to take over: its seal must come first at some number.
+YIELD_S = 2.0
 #: How often the place in the log is noted in the directory. A start reads the log from there.
 NOTE_EVERY_S = 5.0
 #: At the end, how often it is looked whether the last batch is complete.
@@ -161,6 +163,7 @@ class SecondCopy:
         self._is_given_up = False
         self._oldest_ms: int | None = None
         self._uploaded_ms: int | None = None
+        self._yields_until_s = 0.0
         self._look_at_s = 0.0
         self._note_at_s = 0.0
         self._loop = trio.lowlevel.current_trio_token()
@@ -174,6 +177,8 @@ class SecondCopy:
             is_needed=self._mode == ASYNC,
             counted=lambda: None if self._reign is None else self._reign.counted,
         )
+
+        self.lease.on_rival = self._yield_to_rival
 
     # --- for the daemon --------------------------------------------------------------------------
 
@@ -362,6 +367,15 @@ class SecondCopy:
     def _wake(self) -> None:
         self._woken.set()
 
+    def _yield_to_rival(self) -> None:
+        """Begin no segment for a moment. A busy primary's next one would come before the seal, at every number."""
+        self._yields_until_s = trio.current_time() + YIELD_S
+
+    @property
+    def yields(self) -> bool:
+        """True while another process may seal the log."""
+        return trio.current_time() < self._yields_until_s
+
     async def _ship(self) -> None:
         """Ship until the outbox has lost commits, or until the end."""
         self._look_at_s = trio.current_time() + LOOK_EVERY_S
@@ -388,7 +402,7 @@ class SecondCopy:
 
     async def _close_segments(self, uploads: trio.Nursery) -> None:
         """Begin the uploads that are due."""
-        while len(self._under_way) < self._settings.uploads and self._due_in_s() <= 0:
+        while len(self._under_way) < self._settings.uploads and self._due_in_s() <= 0 and not self.yields:
             taken = self._outbox.take(self._settings.segment_bytes)
             if taken is None:
                 return

@@ -128,7 +128,11 @@ def serve_delayed(target: int, delay_s: float, told: Connection) -> None:
 
     async def forward(client: trio.SocketStream) -> None:
         try:
-            async with client, await trio.open_tcp_stream("127.0.0.1", target) as behind, trio.open_nursery() as nursery:
+            async with (
+                client,
+                await trio.open_tcp_stream("127.0.0.1", target) as behind,
+                trio.open_nursery() as nursery,
+            ):
                 nursery.start_soon(_pass_later, behind, client, delay_s)
                 async for data in client:
                     await behind.send_all(data)

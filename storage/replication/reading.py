@@ -205,7 +205,9 @@ async def verify(objects: Objects) -> Checked:
         if checked.end.gap:
             checked.gaps.append(reached)
     if checked.end is not None and not checked.end.gap and reached < counted:
-        checked.problems.append(f"objects are missing: the log ends at commit {reached}, and commit {counted} was in it")
+        checked.problems.append(
+            f"objects are missing: the log ends at commit {reached}, and commit {counted} was in it"
+        )
     return checked
 
 

@@ -222,6 +222,33 @@ async def test_a_deposed_primary_ends_and_its_next_start_names_what_never_counte
     assert "rejoin" in refused.value.hint
 
 
+async def test_a_take_over_of_a_primary_that_always_sends_its_next_segment_first_succeeds(tmp_path, objects):
+    create, lost = objects.create, []
+
+    async def create_late(name, data):
+        """Before each seal, the primary sends another segment, unless it gives way."""
+        if name.startswith("log/") and not is_segment(data) and running.copy.status.epoch:
+            running.copy.lease.serve(())  # renews now
+            await running.write(1)
+            await until(lambda: running.copy._now.logged == running.outbox.last or running.copy.yields)
+            lost.append(name in objects.found)
+        return await create(name, data)
+
+    with pytest.raises(ExceptionGroup) as ended:
+        async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
+            await running.write(3)
+            await running.counted()
+            async with following(tmp_path / "second", objects) as standby:
+                await has(standby, running.outbox.last)
+                objects.create = create_late
+                epoch = await standby.take_over()
+                assert epoch == running.copy.status.epoch + 1
+            objects.create = create
+            await trio.sleep_forever()
+    assert ended.group_contains(ReignOver)
+    assert not lost[-1]
+
+
 async def test_a_take_over_is_refused_before_the_base_is_complete(tmp_path, objects):
     async with following(tmp_path / "second", objects) as standby:
         with pytest.raises(TakeOverLost, match="base"):

@@ -120,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
     def proxied(self) -> S3Proxy:
         raise NotImplementedError
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *args: object) -> None:
         """Write nothing."""
 
     def _pass(self) -> None:
@@ -187,4 +187,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass  # noqa: N815  # the names that the library calls

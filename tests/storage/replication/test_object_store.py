@@ -197,6 +197,14 @@ async def test_wrong_credentials_are_refused_and_are_in_no_error(s3, monkeypatch
         assert "wrong-secret" not in str(refused.value)
 
 
+async def test_a_bucket_that_does_not_exist_is_reported(s3, monkeypatch):
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    objects = ObjectStore.open("s3://no-such-bucket/x", timeout_s=PATIENCE_S)
+    with pytest.raises(ObjectStoreRefused, match="no such bucket"):
+        await objects.create("FORMAT", b"1")
+
+
 async def test_a_server_that_is_away_leaves_a_write_unknown_and_fails_a_read(monkeypatch):
     (port,) = free_ports(1)
     monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{port}")
