@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from plainsong.protocol.frames import FRAMES_END, FRAMES_TYPE
-from pyspark_plainsong.offsets import FIRST, after
+from pyspark_plainsong.offsets import FIRST, after, before
 from pyspark_plainsong.wire import BrokerError
 
 if TYPE_CHECKING:
@@ -145,6 +145,15 @@ class Calls:
         """Return the position after all published messages, and the number of open transactions with messages here."""
         found = self.wire.ask("GET", self._path(topic, "stats")).json()
         return bytes.fromhex(found["end"]), int(found["openTransactions"])
+
+    def after(self, topic: str, position: bytes, isolation: Isolation) -> tuple[bytes, int]:
+        """Return the position after all published messages, and about how many a reader at ``position`` has not read."""
+        reader = "" if position == FIRST else f"?reader={before(position).hex()}"
+        found = self.wire.ask("GET", self._path(topic, "stats") + reader).json()
+        end, ahead = bytes.fromhex(found["end"]), found.get("reader")
+        if ahead is None:
+            return end, int(found["messages"])
+        return end, int(ahead["visible"]) + (int(ahead["hidden"]) if isolation == "uncommitted" else 0)
 
     def offsets(
         self,
@@ -347,20 +356,6 @@ class Calls:
             if error.code in ("producer_not_found", "topic_not_found"):
                 return None
             raise
-
-    def producers(self, topic: str, prefix: str) -> list[str]:
-        """Return the names of a topic's producers that start with ``prefix``, sorted."""
-        found: list[str] = []
-        after: str | None = prefix[:-1]  # sorts before all of them
-        while after is not None:
-            page = self.wire.ask(
-                "GET", f"{self._path(topic, 'producers')}?limit=1000&after={quote(after, safe='')}"
-            ).json()
-            names = [str(each["producer"]) for each in page["producers"]]
-            found += [name for name in names if name.startswith(prefix)]
-            is_past = bool(names) and names[-1] > prefix and not names[-1].startswith(prefix)
-            after = None if is_past else page["next"]
-        return found
 
     def forget_producer(self, topic: str, producer: str) -> None:
         """Delete the topic's state of a producer, which must not publish again."""

@@ -101,6 +101,9 @@ _KNOWN: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
     "ttl_seconds": (_WHOLE, "INT"),
 }
 
+#: Kafka's headers may repeat a name and have any bytes; an attribute of a message has a name of its own and is text.
+_OF_KAFKA = "; map_from_entries(transform(headers, h -> struct(h.key, decode(h.value, 'UTF-8')))) makes one of Kafka's"
+
 
 class Chunk(NamedTuple):
     """The messages of one request, all of one topic."""
@@ -140,7 +143,9 @@ class WriteColumns:
                 raise ValueError(f"column {field.name} occurs twice")
             allowed, called = _KNOWN[name]
             if not isinstance(field.dataType, allowed) or not _map_of_strings(field.dataType):
-                raise ValueError(f"column {field.name} is {field.dataType.simpleString().upper()}; it must be {called}")
+                hint = _OF_KAFKA if isinstance(field.dataType, types.ArrayType) and name == "headers" else ""
+                kind = field.dataType.simpleString().upper()
+                raise ValueError(f"column {field.name} is {kind}; it must be {called}{hint}")
             found[name] = index
         if "payload" not in found:
             raise ValueError(f"there is no column payload (BINARY or STRING) among {', '.join(schema.names) or 'none'}")

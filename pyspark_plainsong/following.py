@@ -15,7 +15,7 @@ from pyspark_plainsong.partitions import whole_extent
 from pyspark_plainsong.wire import BrokerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark_plainsong.calls import Calls, Extent, Isolation
     from pyspark_plainsong.subscription import Losses, Subscription
@@ -38,6 +38,9 @@ class Following:
         self._complete_at: dict[str, Position] = {}
         #: By topic, the latest known position after all messages to read.
         self.newest: dict[str, Position] = {}
+        #: By topic, about how many messages are left for later micro-batches; a topic without any may be missing.
+        self.behind: dict[str, int] = {}
+        self._backlog = Backlog(calls)
 
     def advance(
         self, known: Mapping[str, Position], trigger: Trigger, targets: Mapping[str, bytes] | None, *, wait_ms: int
@@ -72,16 +75,23 @@ class Following:
                     wanted[topic] = Wanted(position.next, targets[topic])
                 else:
                     found[topic] = self._quiet(topic, position, targets[topic])
+        counted = self._backlog.counted(wanted, self._subscription.isolation, trigger) if targets is None else None
+        if counted is not None:
+            self.newest, self.behind = dict(found), counted
+            time.sleep(min(wait_ms / 1000, self._backlog.left_s(trigger)))
+            return found
         self._turn += 1
         measured = measure(self._calls, wanted, self._subscription.isolation, trigger, self._turn)
+        self.behind = {}
         for topic, each in measured.items():
             if each is None:
                 self._losses.deleted(topic)
                 continue
             found[topic] = self._moved(topic, found[topic], each.extent)
-            self.newest[topic] = (
-                Position(found[topic].generation, self._subscription.newest(topic)) if each.is_cut else found[topic]
-            )
+            self.newest[topic] = found[topic]
+            if each.is_cut:
+                newest, self.behind[topic] = self._subscription.after(topic, found[topic].next)
+                self.newest[topic] = Position(found[topic].generation, newest)
         self.newest = {topic: self.newest.get(topic, position) for topic, position in found.items()}
         return found
 
@@ -183,6 +193,64 @@ class Trigger:
     max_messages: int | None
     max_bytes: int | None
     """Soft: one message is always read, however large."""
+    min_messages: int | None = None
+    """Wait until there are this many messages, for ``max_delay_s`` after the first of them was seen."""
+    max_delay_s: float = 0.0
+
+
+class Backlog:
+    """Delays a micro-batch until enough messages have arrived for it.
+
+    Args:
+      clock: a monotonic clock in seconds.
+    """
+
+    def __init__(self, calls: Calls, clock: Callable[[], float] = time.monotonic) -> None:
+        self._calls = calls
+        self._clock = clock
+        self._since_s: float | None = None
+        #: By topic, where counting began, where it ended, and the number of messages between the two.
+        self._counted: dict[str, tuple[bytes, bytes, int]] = {}
+
+    def counted(self, wanted: Mapping[str, Wanted], isolation: Isolation, trigger: Trigger) -> dict[str, int] | None:
+        """Return the messages that wait for others, by topic; None if it is time for a micro-batch, or none waits.
+
+        Raises:
+          BrokerError: a topic cannot be read.
+        """
+        if trigger.min_messages is None:
+            return None
+        found: dict[str, int] = {}
+        for topic, each in wanted.items():
+            messages = self._messages(topic, each.start, isolation, trigger.min_messages - sum(found.values()))
+            if messages is None or sum(found.values()) + messages >= trigger.min_messages:
+                return self._now()
+            found[topic] = messages
+        if not any(found.values()):
+            return self._now()
+        if self._since_s is None:
+            self._since_s = self._clock()
+        return found if self.left_s(trigger) > 0 else self._now()
+
+    def left_s(self, trigger: Trigger) -> float:
+        """Return how long the messages may still wait."""
+        return trigger.max_delay_s - (self._clock() - self._since_s) if self._since_s is not None else 0.0
+
+    def _now(self) -> None:
+        self._since_s = None
+        self._counted.clear()
+
+    def _messages(self, topic: str, start: bytes, isolation: Isolation, most: int) -> int | None:
+        """Count the messages from ``start`` on, those counted before only once; None if some may be lost."""
+        began, end, messages = self._counted.get(topic, (start, start, 0))
+        if began != start:
+            end, messages = start, 0
+        room = Trigger(most - messages, None)
+        extent = _extent_or_none(self._calls, topic, Wanted(end, None), isolation, room) if messages < most else None
+        if extent is None or extent.expired:
+            return None  # enough, or a loss that the micro-batch reports
+        self._counted[topic] = start, max(end, extent.end), messages + extent.messages
+        return messages + extent.messages
 
 
 class Measured(NamedTuple):

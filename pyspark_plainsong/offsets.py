@@ -31,6 +31,11 @@ def after(message_id: bytes) -> bytes:
     return (int.from_bytes(message_id, "big") + 1).to_bytes(ID_BYTES, "big")
 
 
+def before(position: bytes) -> bytes:
+    """Return the last id that a message before a position can have; the position is not the first one."""
+    return (int.from_bytes(position, "big") - 1).to_bytes(ID_BYTES, "big")
+
+
 def at_time(milliseconds: int) -> bytes:
     """Return the position before all messages published at this time or later."""
     return min(milliseconds, 2**63 - 1).to_bytes(8, "big") + bytes(12)

@@ -41,13 +41,8 @@ ELSEWHERE = {
     "fetchoffset.numretries": "numRetries",
     "fetchoffset.retryintervalms": "retryIntervalMs",
 }
-#: Options of other connectors without a counterpart here → the explanation in the error.
-WITHOUT = {
-    "minoffsetspertrigger": (
-        "a micro-batch reads everything available; a longer trigger(processingTime=…) makes fewer, larger ones"
-    ),
-    "maxtriggerdelay": "it belongs to minOffsetsPerTrigger, which is not supported; use trigger(processingTime=…)",
-}
+#: Units of lengths of time, as Spark's own options have them.
+UNITS_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 #: Accepted spellings of booleans.
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
@@ -80,10 +75,13 @@ class OptionText:
                 raise BadOption(self._why_not(name, use, others))
 
     def _why_not(self, name: str, use: str, others: Mapping[str, str]) -> str:
+        if name.startswith("option."):  # the form in which Spark's catalog stores them
+            return (
+                "a table of Spark's catalog keeps no options of a Python source: name its columns in CREATE TABLE, and "
+                "the options in each query, by WITH (…)"
+            )
         if name == "includeheaders":
             return "option includeHeaders is not needed: headers and routing_key are columns"
-        if name in WITHOUT:
-            return f"option {name} is not supported: {WITHOUT[name]}"
         for other, other_use in others.items():
             if other.lower() == name:
                 near = " (its topics are in subscribe)" if other == "topic" else ""
@@ -157,6 +155,16 @@ class OptionText:
         if value.lower() not in allowed:
             raise BadOption(f"option {name} is {value!r}: one of {', '.join(allowed)} is expected")
         return value.lower()
+
+    def length_ms(self, name: str, default: int) -> int:
+        """Return a length of time in milliseconds, from a number or from one with a unit. Raises BadOption."""
+        value = self.text(name)
+        if value is None:
+            return default
+        found = re.fullmatch(r"(\d+) ?(\w*)", value.lower(), re.ASCII)
+        if found is None or found[2] not in UNITS_MS:
+            raise BadOption(f"option {name} is {value!r}; expected a length of time, such as 30s, 15m or 500ms")
+        return int(found[1]) * UNITS_MS[found[2]]
 
     def time_ms(self, name: str, rounded: Callable[[float], int] = math.ceil) -> int | None:
         """Return milliseconds since 1970, from a number or from ISO 8601, which is in UTC by default.
@@ -274,7 +282,7 @@ _READ = (
     "failOnDataLoss", "fetchSize", "pollTimeoutMs", "isolation", "includeTransaction",
 )  # fmt: skip
 _BATCH_READ = ("endingOffsets", "endingTimestamp", "asOfTimestamp")
-_STREAM_READ = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
+_STREAM_READ = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _WRITE = ("topic", "producerName", "storeBatchSize", "ordered", "memoryDays", "ttlSeconds")
 _BATCH_WRITE = ("sequenceId", "transactionWritePointer")
 _USES = {
@@ -288,6 +296,8 @@ _OTHERS = {name: use for use, names in _USES.items() for name in names}
 #: Default retention of a streaming query's producer: a query may pause over any holiday.
 STREAM_MEMORY_DAYS = 90
 MAX_POLL_TIMEOUT_MS = 60_000
+#: How long a micro-batch waits for minOffsetsPerTrigger, unless maxTriggerDelay says otherwise.
+TRIGGER_DELAY_MS = 15 * 60_000
 MAX_PARTITIONS = 1_000
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_]{1,255}\Z")
 _TOPIC = re.compile(r"[a-zA-Z0-9_-]{1,255}\Z")
@@ -368,6 +378,9 @@ class ReadOptions:
     include_transaction: bool
     as_of_ms: int | None = None
     """Read only what had been committed by this moment; None: by now. Batches only."""
+    min_offsets: int | None = None
+    """Messages per micro-batch, at least, unless the first of them has waited for ``max_delay_ms``."""
+    max_delay_ms: int = TRIGGER_DELAY_MS
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -381,13 +394,15 @@ class ReadOptions:
         if not streaming:
             ending = _bounds(options, "ending", "latest", connection.namespace, topics, pattern)
         _check_range(starting, ending, streaming=streaming)
+        max_offsets = options.number("maxOffsetsPerTrigger") if streaming else None
+        min_offsets, max_delay_ms = _least(options, max_offsets) if streaming else (None, TRIGGER_DELAY_MS)
         return cls(
             connection,
             topics,
             pattern,
             starting,
             ending,
-            None if not streaming else options.number("maxOffsetsPerTrigger"),
+            max_offsets,
             None if not streaming else options.number("maxBytesPerTrigger"),
             options.number("minPartitions", most=MAX_PARTITIONS),
             options.number("maxRecordsPerPartition"),
@@ -397,12 +412,21 @@ class ReadOptions:
             "committed" if options.one_of("isolation", ("committed", "uncommitted")) == "committed" else "uncommitted",
             options.flag("includeTransaction", default=False),
             None if streaming else _as_of_ms(options),
+            min_offsets,
+            max_delay_ms,
         )
+
+    @classmethod
+    def check(cls, given: Mapping[str, str]) -> None:
+        """Check options that can only be those of a read, since no write has some of them. Raises BadOption."""
+        names = {name.lower() for name in given}
+        if names & _lower(_READ, _BATCH_READ, _STREAM_READ) and not names & _lower(_WRITE, _BATCH_WRITE):
+            cls.of_either(given)
 
     @classmethod
     def of_either(cls, given: Mapping[str, str]) -> ReadOptions:
         """Parse the options of a table, or else of a stream. Raises BadOption: they fit neither."""
-        streaming = bool({name.lower() for name in given} & {name.lower() for name in _STREAM_READ})
+        streaming = bool({name.lower() for name in given} & _lower(_STREAM_READ))
         try:
             return cls.parse(given, streaming=streaming)
         except BadOption:
@@ -411,6 +435,20 @@ class ReadOptions:
             except BadOption:
                 pass
             raise
+
+
+def _lower(*names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name.lower() for some in names for name in some)
+
+
+def _least(options: OptionText, max_offsets: int | None) -> tuple[int | None, int]:
+    """Return the least number of messages of a micro-batch, and how long to wait for it."""
+    min_offsets = options.number("minOffsetsPerTrigger")
+    if min_offsets is None and "maxTriggerDelay" in options:
+        raise BadOption("option maxTriggerDelay needs minOffsetsPerTrigger: nothing else delays a micro-batch")
+    if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
+        raise BadOption("minOffsetsPerTrigger is more than maxOffsetsPerTrigger")
+    return min_offsets, options.length_ms("maxTriggerDelay", TRIGGER_DELAY_MS)
 
 
 def _as_of_ms(options: OptionText) -> int | None:

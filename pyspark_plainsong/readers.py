@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -167,11 +168,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_offset(self._namespace, positions)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The bounds of a micro-batch; of two bounds both hold, though Spark sees one."""
+        """The bounds of a micro-batch; of several all hold, though Spark sees one."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         if self._options.max_bytes is not None:
             return ReadMaxBytes(self._options.max_bytes)
+        if self._options.min_offsets is not None:
+            return ReadMinRows(self._options.min_offsets)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -213,9 +216,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     return start  # back to Spark, so that the query can be stopped
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the newest known positions, from which the query's progress computes the lag."""
-        newest = self._following.newest
-        return to_offset(self._namespace, newest) if newest else None
+        """Return the newest known positions, and how many messages of each topic are not in a micro-batch yet.
+
+        Spark shows them in the query's progress as they are, and does nothing else with them. Python sources have no
+        metrics of their own: see docs/spark-limits.md.
+        """
+        newest, behind = self._following.newest, self._following.behind
+        if not newest:
+            return None
+        lag = {f"{self._namespace}:{topic}": behind.get(topic, 0) for topic in sorted(newest)}
+        return {**to_offset(self._namespace, newest), "behind": lag}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the input of a micro-batch's tasks."""
@@ -254,4 +264,5 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _trigger(self, limit: ReadLimit) -> Trigger:
         if isinstance(limit, ReadAllAvailable):
             return _NO_BOUNDS  # a Trigger.Once run also reads everything
-        return Trigger(self._options.max_offsets, self._options.max_bytes)
+        options = self._options
+        return Trigger(options.max_offsets, options.max_bytes, options.min_offsets, options.max_delay_ms / 1000)

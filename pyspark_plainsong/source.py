@@ -29,8 +29,14 @@ class DefaultSource(DataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        """Raises Lacking: earlier than Spark's own import of pyarrow, which would fail without a hint."""
+        """Check what can be checked before Spark says whether it will read or write: ``load()`` raises it.
+
+        Raises:
+          Lacking: earlier than Spark's own import of pyarrow, which would fail without a hint.
+          BadOption: the options are those of a read, and fit neither a table nor a stream.
+        """
         check_pyarrow()
+        ReadOptions.check(options)
         super().__init__(options)
 
     @classmethod
@@ -42,7 +48,7 @@ class DefaultSource(DataSource):
         """Return all columns, for a user who gives no schema. Needs no daemon, so views can be created without one.
 
         Raises:
-          BadOption: the options are neither for a table nor for a stream. Spark calls this in ``load()``.
+          BadOption: the options are neither for a table nor for a stream. ``load()`` calls this without a schema.
         """
         return read_schema(include_transaction=ReadOptions.of_either(self.options).include_transaction)
 

@@ -126,6 +126,10 @@ class Subscription:
         """Return the position after all published messages, decided or not."""
         return self._calls.end(topic)[0]
 
+    def after(self, topic: str, position: bytes) -> tuple[bytes, int]:
+        """Return ``newest``, and about how many messages there are to read from a position on."""
+        return self._calls.after(topic, position, self.isolation)
+
     def _position(self, topic: str, asked: TopicBound) -> bytes:
         if asked.bound == "earliest":
             return FIRST
@@ -165,7 +169,7 @@ def _id(bound: Bound) -> bytes:
 # --- lost messages ---------------------------------------------------------------------------------
 
 log = logging.getLogger("pyspark_plainsong")
-_WAY_OUT = "failOnDataLoss=false continues with the remaining messages"
+WAY_OUT = "failOnDataLoss=false continues with the remaining messages"
 
 
 class DataLoss(RuntimeError):
@@ -206,7 +210,7 @@ class Losses:
 
     def _lost(self, what: str) -> None:
         if self._fail:
-            raise DataLoss(f"{what}; {_WAY_OUT}")
+            raise DataLoss(f"{what}; {WAY_OUT}")
         self._warn(what)
 
     def _warn(self, what: str) -> None:

@@ -18,7 +18,17 @@ URL = "http://127.0.0.1:7420"
 
 def test_the_examples_of_reading_do_what_they_show(spark, tmp_path, monkeypatch):
     blocks = re.findall(r"```(python|sql)\n(.*?)```", GUIDE, re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["python", "sql", "python", "python", "python", "python"]
+    assert [kind for kind, _ in blocks] == [
+        "python",
+        "python",
+        "python",
+        "sql",
+        "sql",
+        "sql",
+        "python",
+        "python",
+        "python",
+    ]
     (of_readme,) = [
         code for code in re.findall(r"```python\n(.*?)```", DOCUMENTS["README.md"], re.DOTALL) if "spark." in code
     ]
@@ -44,7 +54,11 @@ def test_the_examples_of_reading_do_what_they_show(spark, tmp_path, monkeypatch)
                 exec(compile(here, "docs/spark.md", "exec"), names)
         assert names["orders"].count() == 2
         assert spark.sql("SELECT * FROM orders").count() == 2
+        assert spark.sql("SELECT * FROM lasting_orders").count() == 2
+        spark.sql("DROP VIEW lasting_orders")
+        spark.sql("DROP TABLE messages")
         assert sorted(bytes(row.payload) for row in names["payloads"].collect()) == [b"first", b"second"]
+        assert names["newest"]["behind"] == {"demo:orders": 0}
         assert names["yesterday"].count() == 0
         assert names["back_then"].count() == 0
         assert sorted(row.text for row in spark.read.parquet(f"{tmp_path}/a").collect()) == ["first", "second"]

@@ -48,8 +48,7 @@ def test_missing_options_are_named(missing):
         ("startingOffsetsByTimestamp", "startingTimestamp"),
         ("topicsPattern", "subscribePattern"),
         ("authtokenfile", "auth.tokenFile"),
-        ("minOffsetsPerTrigger", "not supported: a micro-batch reads everything available"),
-        ("maxTriggerDelay", "belongs to minOffsetsPerTrigger"),
+        ("option.url", "keeps no options of a Python source"),
         ("pushFilters", "those for reading a batch are url, namespace"),
     ],
 )
@@ -67,7 +66,14 @@ def test_a_table_and_a_stream_are_refused_when_they_are_loaded():
         ({"maxoffsetspertrigger": "1", "endingoffsets": ID}, "endingOffsets is for reading a batch"),
     ):
         with pytest.raises(BadOption, match=says):
-            DefaultSource({**NEEDED, **more}).schema()
+            DefaultSource({**NEEDED, **more})  # which Spark makes in load(), with a schema of the user's too
+    with pytest.raises(BadOption, match="option subscribe is missing"):
+        DefaultSource({"url": NEEDED["url"]}).schema()
+
+
+def test_options_that_a_write_may_have_are_left_to_the_write():
+    for more in ({}, {"topic": "orders"}, {"topic": "orders", "subscribe": "orders"}, {"storebatchsize": "x"}):
+        DefaultSource({"url": NEEDED["url"], **more})
 
 
 def test_options_of_another_use_are_refused_as_such():
@@ -115,6 +121,27 @@ def test_options_of_another_use_are_refused_as_such():
 )
 def test_invalid_options_are_refused_with_the_reason(given, why):
     assert why in refusal(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"maxTriggerDelay": "15m"}, "maxTriggerDelay needs minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "0"}, "1 or more"),
+        ({"minOffsetsPerTrigger": "11", "maxOffsetsPerTrigger": "10"}, "is more than maxOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "10", "maxTriggerDelay": "soon"}, "a length of time, such as 30s, 15m or 500ms"),
+        ({"minOffsetsPerTrigger": "10", "maxTriggerDelay": "-1s"}, "a length of time"),
+        ({"minOffsetsPerTrigger": "10", "maxTriggerDelay": "3 weeks"}, "a length of time"),
+    ],
+)
+def test_invalid_options_of_a_stream_are_refused_with_the_reason(given, why):
+    assert why in refusal(True, **given)
+
+
+def test_the_longest_delay_is_a_quarter_of_an_hour_or_a_length_with_a_unit():
+    for given, length_ms in (({}, 900_000), ({"maxTriggerDelay": "250"}, 250), ({"maxTriggerDelay": "2 H"}, 7_200_000)):
+        options = parse(True, minOffsetsPerTrigger="10", **given)
+        assert (options.min_offsets, options.max_delay_ms) == (10, length_ms)
 
 
 def test_offsets_of_topics_that_the_pattern_does_not_match_are_refused():

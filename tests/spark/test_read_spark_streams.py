@@ -84,6 +84,27 @@ def test_bounds_hold_for_available_messages_and_a_restart_continues(query, table
     assert query.rows() == written + more
 
 
+def test_progress_has_the_number_of_messages_that_each_micro_batch_left(query, tables):
+    topic = tables.create("progress")
+    tables.publish_many(topic, 100)
+    ended = query.run(topic, maxOffsetsPerTrigger=40)
+    latest = [json.loads(each["sources"][0]["latestOffset"]) for each in ended.recentProgress if each["numInputRows"]]
+    assert [each["behind"] for each in latest] == [{"demo:progress": left} for left in (60, 20, 0)]
+
+
+def test_a_query_waits_for_its_least_number_of_messages(query, tables):
+    topic = tables.create("least")
+    running = query.start(topic, now=False, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
+    for number in range(5):
+        tables.publish(topic, str(number))
+    eventually("the query has read them", lambda: len(query.rows()) == 5, SPARK_PATIENCE_S)
+    tables.publish(topic, "5")
+    tables.publish(topic, "6", "7", "8", "9")
+    eventually("it has read the others", lambda: len(query.rows()) == 10, SPARK_PATIENCE_S)
+    running.stop()
+    assert [len(batch) for batch in query.batches() if batch] == [5, 5]
+
+
 def test_bytes_bound_batches_too(query, tables):
     topic = tables.create("bytes")
     written = texts(tables.publish_many(topic, 50))
@@ -148,6 +169,12 @@ def test_a_recreated_topic_ends_the_query_with_the_reason(query, tables):
         query.run(topic)
     query.run(topic, failOnDataLoss="false")
     assert query.rows() == ["old", "new"]
+
+
+def test_a_topic_that_never_existed_is_not_called_deleted(query, tables):
+    with pytest.raises(StreamingQueryException, match="topic demo:never does not exist") as caught:
+        query.run("never")
+    assert "failOnDataLoss" not in str(caught.value)
 
 
 def test_a_batch_option_is_refused(query, tables):

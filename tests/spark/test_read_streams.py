@@ -9,12 +9,13 @@ from itertools import chain
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from tables import Tables, batches, payloads, sizes
 from topics import calls_of
 
 from pyspark_plainsong.calls import Calls
 from pyspark_plainsong.following import Trigger, Wanted, fair_shares, measure
+from pyspark_plainsong.subscription import DataLoss
 from pyspark_plainsong.wire import BrokerError
 from tests.daemon.harness import Daemon
 
@@ -235,15 +236,118 @@ def test_invisible_messages_are_read_once(tables, follow):
 
 
 def test_the_lag_is_reported(tables, follow):
-    topic = tables.create("lag")
-    tables.publish_many(topic, 50)
-    reader = follow(topic, maxOffsetsPerTrigger=10)
+    for topic in ("lag", "no-lag"):
+        tables.publish_many(tables.create(topic), 50 if topic == "lag" else 2)
+    reader = follow("lag,no-lag", maxOffsetsPerTrigger=12)
     assert reader.reportLatestOffset() is None
     end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
     newest = reader.reportLatestOffset()
     assert newest["topics"]["demo:lag"]["next"] > end["topics"]["demo:lag"]["next"]
+    assert newest["behind"] == {"demo:lag": 40, "demo:no-lag": 0}
     _, end = batches(reader, end)
-    assert reader.reportLatestOffset()["topics"] == end["topics"]
+    assert reader.reportLatestOffset() == {**end, "behind": {"demo:lag": 0, "demo:no-lag": 0}}
+
+
+@pytest.mark.parametrize(("isolation", "behind"), [("committed", 4), ("uncommitted", 7)])
+def test_the_lag_has_the_messages_that_the_stream_may_read(tables, follow, isolation, behind):
+    topic = tables.create(f"lag-{isolation}")
+    tables.publish_many(topic, 6)
+    pointer = tables.begin()
+    tables.publish(topic, "x", "y", "z", transactionWritePointer=pointer)
+    reader = follow(topic, maxOffsetsPerTrigger=2, isolation=isolation)
+    reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    assert reader.reportLatestOffset()["behind"] == {f"demo:{topic}": behind}
+    tables.decide(pointer, "commit")
+
+
+# --- a least number of messages ----------------------------------------------------------------------
+
+
+def test_a_micro_batch_waits_until_there_are_enough_messages_in_all_topics(tables, follow):
+    for topic in ("least-a", "least-b"):
+        tables.create(topic)
+    reader = follow("least-a,least-b", minOffsetsPerTrigger=10, maxTriggerDelay="1h")
+    limit, start = reader.getDefaultReadLimit(), reader.initialOffset()
+    assert limit == ReadMinRows(10)
+    _, start = batches(reader, start)
+    tables.publish_many("least-a", 4)
+    tables.publish_many("least-b", 5)
+    assert batches(reader, start)[0] == []
+    assert reader.reportLatestOffset()["behind"] == {"demo:least-a": 4, "demo:least-b": 5}
+    tables.publish_many("least-a", 2, first=4)
+    ((batch,), start) = batches(reader, start)
+    assert len(batch) == 11
+    tables.publish_many("least-b", 9)
+    assert batches(reader, start)[0] == []
+    assert reader.latestOffset(start, ALL) != start  # as a run over everything, once, asks
+
+
+def test_a_micro_batch_waits_no_longer_than_the_longest_delay(tables, follow):
+    topic = tables.create("delay")
+    reader = follow(topic, minOffsetsPerTrigger=10, maxTriggerDelay="60s")
+    now_s = [1_000.0]
+    reader._following._backlog._clock = lambda: now_s[0]
+    start = reader.initialOffset()
+    now_s[0] += 100  # without a message nothing waits
+    written = tables.publish_many(topic, 3)
+    assert batches(reader, start)[0] == []
+    now_s[0] += 59
+    written += tables.publish_many(topic, 3, first=3)
+    assert batches(reader, start)[0] == []
+    now_s[0] += 2
+    found, start = batches(reader, start)
+    assert found == [written]
+    tables.publish_many(topic, 3)
+    assert batches(reader, start)[0] == []  # and its delay begins now
+
+
+def test_waiting_messages_are_counted_once(tables, follow, monkeypatch):
+    topic = tables.create("counted-once")
+    reader = follow(topic, minOffsetsPerTrigger=100, maxTriggerDelay="1h")
+    start = reader.initialOffset()
+    counted = []
+    real = Calls.offsets
+
+    def counting(self, *given, **more):
+        extent = real(self, *given, **more)
+        counted.append(extent.messages)
+        return extent
+
+    for number in range(3):
+        tables.publish_many(topic, 20, first=20 * number)
+        with monkeypatch.context() as patched:
+            patched.setattr(Calls, "offsets", counting)
+            assert reader.latestOffset(start, reader.getDefaultReadLimit()) == start
+    assert counted == [20, 20, 20]
+
+
+def test_all_bounds_of_a_micro_batch_hold_together(tables, follow):
+    topic = tables.create("least-and-most")
+    written = tables.publish_many(topic, 25)
+    reader = follow(topic, minOffsetsPerTrigger=10, maxOffsetsPerTrigger=10, maxTriggerDelay="1h")
+    assert batches(reader, reader.initialOffset())[0] == [written[:10], written[10:20]]
+    reader = follow(topic, minOffsetsPerTrigger=10, maxBytesPerTrigger=100, maxTriggerDelay="1h")
+    assert [len(batch) for batch in batches(reader, reader.initialOffset())[0]] == [3, 3, 3, 3, 3, 3]
+
+
+def test_a_run_over_the_available_messages_waits_for_no_others(tables, follow):
+    topic = tables.create("least-available")
+    written = tables.publish_many(topic, 5)
+    reader = follow(topic, minOffsetsPerTrigger=10, maxTriggerDelay="1h")
+    reader.prepareForTriggerAvailableNow()
+    assert batches(reader, reader.initialOffset())[0] == [written]
+
+
+def test_a_loss_waits_for_no_further_messages(tables, follow):
+    topic = tables.create("least-lost")
+    tables.publish(topic, "a")
+    (row,) = tables.rows(topic, "message_id")
+    start = {"v": 1, "topics": {f"demo:{topic}": {"gen": 1, "next": row["message_id"].hex()}}}
+    tables.let_expire(topic, row["message_id"])
+    tables.publish(topic, "b")
+    reader = follow(topic, minOffsetsPerTrigger=10, maxTriggerDelay="1h")
+    with pytest.raises(DataLoss, match="have expired"):
+        reader.latestOffset(start, reader.getDefaultReadLimit())
 
 
 def test_a_batch_is_cut_into_partitions_too(tables, follow):

@@ -12,6 +12,7 @@ from topics import Topics, numbers, wanted
 
 from plainsong import Client
 from tests.daemon.harness import Daemon
+from tests.patience import SPARK_PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +115,24 @@ def test_keys_headers_and_times_to_live_are_preserved(spark, topics) -> None:
     assert 490 < lives_s["b"] <= 500
 
 
+def test_headers_of_kafka_become_attributes_as_the_error_says_and_those_that_cannot_are_refused(spark, topics) -> None:
+    topic = topics.create("of-kafka")
+    rows = "SELECT 'x' AS payload, array({}) AS headers"
+    pair = "named_struct('key', '{}', 'value', {})"
+    as_said = "map_from_entries(transform(headers, h -> struct(h.key, decode(h.value, 'UTF-8')))) AS headers"
+
+    def converted(*pairs: tuple[str, str]):
+        return spark.sql(rows.format(", ".join(pair.format(*each) for each in pairs))).selectExpr("payload", as_said)
+
+    plain = spark.sql(rows.format(pair.format("a", "X'62'")))
+    assert as_said.removesuffix(" AS headers") in refusal(plain, topics.options(topic))
+    save(converted(("a", "X'62'"), ("c", "X'C3A4'")), topics.options(topic))
+    assert [frame.attributes for frame in topics.messages(topic)] == [{"a": "b", "c": "ä"}]
+    assert "DUPLICATED_MAP_KEY" in refusal(converted(("a", "X'62'"), ("a", "X'63'")), topics.options(topic))
+    assert "MALFORMED_CHARACTER_CODING" in refusal(converted(("a", "X'FF'")), topics.options(topic))
+    assert len(topics.payloads(topic)) == 1
+
+
 def test_an_ordered_save_keeps_the_order_of_its_rows(spark, topics) -> None:
     topic = topics.create("ordered")
     frame = numbers(spark, 3_000).coalesce(1).sortWithinPartitions("payload", ascending=False)
@@ -198,6 +217,22 @@ def test_a_save_from_another_thread_finds_the_source_once_the_session_is_active_
     def job() -> None:
         spark.createDataFrame([], "payload STRING")  # makes the session active, as docs/spark.md says
         save(numbers(spark, 20), topics.options(topic))
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(job).result()
+    assert topics.counted(topic) == wanted(20)
+
+
+def test_a_stream_from_another_thread_does_too(spark, topics, tmp_path) -> None:
+    source, topic = topics.create("thread-source"), topics.create("thread-stream")
+    save(numbers(spark, 20), topics.options(source))
+
+    def job() -> None:
+        spark.createDataFrame([], "payload STRING")
+        rows = spark.readStream.format("plainsong").options(**topics.options(subscribe=source)).load()
+        writer = rows.select("payload").writeStream.format("plainsong").options(**topics.options(topic))
+        writer = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
+        assert writer.start().awaitTermination(SPARK_PATIENCE_S)
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(job).result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DoubleType,
     IntegerType,
@@ -18,6 +19,7 @@ from pyspark_plainsong.columns import MAX_CHUNK_BYTES, WriteColumns
 from pyspark_plainsong.publishing import MixedGenerations, Stored, TaskStored, winners
 
 HEADERS = MapType(StringType(), StringType())
+OF_KAFKA = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
 
 def schema(**columns: object) -> StructType:
@@ -37,6 +39,7 @@ def batch(**columns: object) -> pa.RecordBatch:
         ({"payload": BinaryType(), "ttl_seconds": DoubleType()}, "ttl_seconds is DOUBLE; it must be INT"),
         ({"payload": BinaryType(), "routing_key": BinaryType()}, "routing_key is BINARY; it must be STRING"),
         ({"payload": BinaryType(), "headers": MapType(StringType(), BinaryType())}, "headers is MAP<STRING,BINARY>"),
+        ({"payload": BinaryType(), "headers": OF_KAFKA}, r"STRUCT<KEY:STRING,VALUE:BINARY>>; .* makes one of Kafka's"),
         ({"payload": BinaryType(), "message_id": BinaryType()}, "message_id cannot be written: a message has payload"),
         ({"payload": BinaryType(), "PAYLOAD": BinaryType()}, "PAYLOAD occurs twice"),
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import dropwhile, takewhile
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from pyspark.sql import types
 
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.cli.output import show_count
+from plainsong.protocol.paging import pages
 from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES
 from pyspark_plainsong.columns import ROUTING_KEY
 from pyspark_plainsong.options import WriteOptions
@@ -25,10 +27,11 @@ from pyspark_plainsong.pipeline.files import open_files
 from pyspark_plainsong.pipeline.replay.plans import ReplayChunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from plainsong import Client
     from pyspark_plainsong.pipeline.archive.writing import Log
     from pyspark_plainsong.pipeline.files import Files
     from pyspark_plainsong.pipeline.job import Run
@@ -288,9 +291,9 @@ def fresh(run: Run, plan: Plan, plans: Plans, *, anew: bool) -> Plan:
       CommandFailed: the topic has rows of the same source from a replay that has no plan any more, so this one might
         publish rows twice.
     """
-    with closing(WriteOptions.parse(run.source(topic=plan.topic), streaming=False).calls()) as calls:
-        families = {plan.family, replace(plan, as_read={}).family}  # the second is that of versions before 0.2
-        known = {name for family in families for name in calls.producers(plan.topic, family)}
+    families = {plan.family, replace(plan, as_read={}).family}  # the second is that of versions before 0.2
+    with run.client(plan.topic) as client:
+        known = {name for family in families for name in _producers(client, plan.topic, family)}
     while anew and plan.producer in known:
         plan = replace(plan, attempt=plan.attempt + 1)
     unknown = sorted(known - {each.producer for each in plans.all()})
@@ -301,6 +304,13 @@ def fresh(run: Run, plan: Plan, plans: Plans, *, anew: bool) -> Plan:
             code=Exit.FAILED,
         )
     return plan
+
+
+def _producers(client: Client, topic: str, prefix: str) -> Iterator[str]:
+    """Return the names of a topic's producers that start with ``prefix``."""
+    listed = pages(lambda after: client.admin.producers(topic, after=after or prefix[:-1], limit=1_000))
+    names = (each["producer"] for page in listed for each in page["producers"])  # sorted; ``prefix[:-1]`` is before all
+    return takewhile(lambda name: name.startswith(prefix), dropwhile(lambda name: name < prefix, names))
 
 
 def _options(run: Run, plan: Plan, number: int, ttl_s: int | None) -> dict[str, str]:
