@@ -14,8 +14,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
 
 from plainsong.cli.command import CommandFailed, Exit
-from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME as MANIFEST
-from pyspark_plainsong.pipeline.archive.layout import holds_no_entries
 from pyspark_plainsong.pipeline.locks import locked
 
 if TYPE_CHECKING:
@@ -38,9 +36,6 @@ class Files(Protocol):
 
     def make_folder(self, path: str) -> None:
         """Create a folder and those above it, unless they exist."""
-
-    def find(self, under: str, name: str) -> list[str]:
-        """Find all files of a name below a folder, sorted; skips folders that never hold entries of an archive."""
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
@@ -123,16 +118,6 @@ class LocalFiles:
         """As ``Files``."""
         self._at(path).mkdir(parents=True, exist_ok=True)
 
-    def find(self, under: str, name: str) -> list[str]:
-        """As ``Files``."""
-        found = []
-        for folder, below, names in os.walk(self._at(under)):  # ignores folders that disappear during the walk
-            at = Path(folder).relative_to(self._root)
-            below[:] = [each for each in below if not holds_no_entries((at / each).as_posix())]
-            if name in names:
-                found.append((Path(folder) / name).relative_to(self._root).as_posix())
-        return sorted(found)
-
     def read(self, path: str) -> bytes | None:
         """As ``Files``."""
         try:
@@ -179,12 +164,8 @@ class LocalFiles:
             _sync(folder)
 
     def remove(self, folder: str) -> None:
-        """As ``Files``. The manifest goes first, so that half a folder never counts as an entry."""
-        at = self._at(folder)
-        if at.is_dir():
-            (at / MANIFEST).unlink(missing_ok=True)
-            _sync(at)
-            shutil.rmtree(at, onerror=_unless_gone)
+        """As ``Files``."""
+        shutil.rmtree(self._at(folder), onerror=_unless_gone)
 
     def _at(self, path: str) -> Path:
         return self._root.joinpath(*PurePosixPath(path).parts)

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 from py4j.protocol import Py4JJavaError
 
-from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME, holds_no_entries
 from pyspark_plainsong.pipeline.locks import leased
 
 if TYPE_CHECKING:
@@ -44,20 +43,6 @@ class HadoopFiles:
     def make_folder(self, path: str) -> None:
         """As ``Files``."""
         self._system.mkdirs(self._path(path))
-
-    def find(self, under: str, name: str) -> list[str]:
-        """As ``Files``."""
-        found, folders = [], [under]
-        while folders:
-            folder = folders.pop()
-            for each in self._statuses(folder):
-                own = each.getPath().getName()
-                path = f"{folder}/{own}" if folder else own
-                if each.isDirectory() and not holds_no_entries(path):
-                    folders.append(path)
-                elif own == name:
-                    found.append(path)
-        return sorted(found)
 
     def read(self, path: str) -> bytes | None:
         """As ``Files``."""
@@ -116,7 +101,6 @@ class HadoopFiles:
 
     def remove(self, folder: str) -> None:
         """As ``Files``."""
-        self._system.delete(self._path(f"{folder}/{MANIFEST_NAME}"), False)
         self._system.delete(self._path(folder), True)
 
     def modified_ms(self, folder: str) -> int | None:

@@ -158,7 +158,13 @@ def reason_of(error: BaseException) -> str:
 
 def failure_of_spark(error: BaseException) -> CommandFailed:
     """Convert an error of Spark to the one that the program reports."""
-    return CommandFailed(reason_of(error), hint="--trace shows the full traceback", code=Exit.FAILED)
+    from pyspark_plainsong.subscription import WAY_OUT  # here, so that help needs no pyspark
+
+    reason = reason_of(error)
+    if reason.endswith(f"; {WAY_OUT}"):  # the connector's; the jobs that read on have an option of their own for it
+        hint = "--may-lose continues with the remaining messages"
+        return CommandFailed(reason.removesuffix(f"; {WAY_OUT}"), hint=hint, code=Exit.FAILED)
+    return CommandFailed(reason, hint="--trace shows the full traceback", code=Exit.FAILED)
 
 
 def is_of_spark(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from pyspark_plainsong.pipeline.archive import former, layout
+from pyspark_plainsong.pipeline.archive import former
 from pyspark_plainsong.pipeline.archive.former import Manifest, Stats
 from pyspark_plainsong.pipeline.archive.reading import COLUMNS
 from tests.pipeline.archives import after, id_at, messages
@@ -25,7 +25,7 @@ def write_batch(
     folder = root / FOLDER / name
     rows = messages(spark, times_ms).withColumn("generation", sf.lit(1)).select(*COLUMNS)
     rows.coalesce(1).write.parquet(str(folder))
-    stats = former.stats_of(spark.read.parquet(str(folder)))
+    stats = former.to_stats(spark.read.parquet(str(folder)).select(*former.stats_columns()).collect()[0].asDict())
     end = after(id_at(times_ms[-1]))
     kind = {"kind": "batch", "archive": "a" * 32, "batch": batch}
     if day is not None:
@@ -46,7 +46,7 @@ def write_batch(
         "files": [{"name": each.name, "bytes": each.stat().st_size} for each in sorted(folder.glob("*.parquet"))],
         "writtenMs": 1000 + batch,
     }
-    (folder / layout.MANIFEST_NAME).write_text(json.dumps(fields))
+    (folder / former.MANIFEST_NAME).write_text(json.dumps(fields))
     return end
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from plainsong.cli.command import CommandFailed
 from pyspark_plainsong.pipeline.archive import layout
-from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME
 from pyspark_plainsong.pipeline.archive.writing import Log, Offsets
 from pyspark_plainsong.pipeline.files import LocalFiles, open_files
 from pyspark_plainsong.pipeline.hadoop import HadoopFiles
@@ -23,17 +22,13 @@ def files(request, tmp_path):
 
 
 def test_files_are_written_over_each_other_and_found(files):
-    files.write("a/b=1/_manifest.json", b"one")
-    files.write("a/b=1/_manifest.json", b"other")
-    files.write("a/c/_manifest.json", b"")
+    files.write("a/b=1/plan.json", b"one")
+    files.write("a/b=1/plan.json", b"other")
     files.write("a/c/part-0.parquet", b"12345")
     files.write("a/c/_hidden.parquet", b"12345")
-    assert files.read("a/b=1/_manifest.json") == b"other"
+    assert files.read("a/b=1/plan.json") == b"other"
     assert files.read("a/none") is None
     assert files.read("none/none") is None
-    assert files.find("a", MANIFEST_NAME) == ["a/b=1/_manifest.json", "a/c/_manifest.json"]
-    assert files.find("", MANIFEST_NAME) == ["a/b=1/_manifest.json", "a/c/_manifest.json"]
-    assert files.find("none", MANIFEST_NAME) == []
     assert files.sizes("a/c") == {"part-0.parquet": 5}
     assert files.sizes("none") == {}
     assert files.names("a") == ["b=1", "c"]
@@ -41,20 +36,11 @@ def test_files_are_written_over_each_other_and_found(files):
     files.make_folder("a/c")
     files.make_folder("a/d/e")
     assert files.names("a/d") == ["e"]
-    files.settle(["a/c/part-0.parquet", "a/b=1/_manifest.json"])
-
-
-def test_names_with_a_leading_underscore_are_found_and_files_of_the_archive_itself_are_not(files):
-    entry = "_space/_orders/gen=1/batches/archive=a/batch=0/_manifest.json"
-    files.write(entry, b"")
-    files.write("_space/_orders/_checkpoints/gen=1/_manifest.json", b"")
-    files.write("_space/_orders/gen=1/batches/archive=a/batch=0/_temporary/_manifest.json", b"")
-    for under in ("", "_space", "_space/_orders"):
-        assert files.find(under, MANIFEST_NAME) == [entry]
+    files.settle(["a/c/part-0.parquet", "a/b=1/plan.json"])
 
 
 def test_a_removed_folder_is_gone_and_may_be_removed_again(files):
-    files.write("a/c/_manifest.json", b"")
+    files.write("a/c/d/file", b"")
     files.write("a/c/part-0.parquet", b"12345")
     files.remove("a/c")
     files.remove("a/c")

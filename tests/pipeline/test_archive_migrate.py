@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 from pathlib import Path
 
@@ -68,22 +70,36 @@ class Died(Exception):
     """Stands for the death of a run."""
 
 
-@pytest.mark.parametrize("step", ["write", "append", "remove"])
-def test_a_migration_that_dies_after_any_step_continues_there(spark, run, root, monkeypatch, step):
-    owner = {"write": ArchiveWriter, "append": TopicTable, "remove": LocalFiles}[step]
-    real = getattr(owner, step)
+#: Every call of a migration that changes the archive: each file and folder that is removed is one.
+CHANGES = ((TopicTable, "create"), (ArchiveWriter, "write"), (TopicTable, "_commit"), (os, "unlink"), (os, "rmdir"))
 
-    def dies(*given):
-        real(*given)
-        raise Died
 
-    for _ in range(3):  # each attempt comes one entry further, or removes the folder
+def test_a_migration_that_dies_before_any_change_continues_there(spark, run, root, monkeypatch):
+    """The first run dies before its first change, the second before its second, and so on, each where one ended."""
+    left = 0
+
+    def dying(real):
+        def change(*given, **more):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Died
+            return real(*given, **more)
+
+        return change
+
+    for runs in itertools.count():
+        left = runs
         with monkeypatch.context() as patched:
-            patched.setattr(owner, step, dies)
+            for owner, name in CHANGES:
+                patched.setattr(owner, name, dying(getattr(owner, name)))
             try:
                 archiving.migrate(run, [], str(root), compression="zstd")
             except Died:
                 continue
+        break
+    assert runs > 5
+    is_whole(spark, root)
     archiving.migrate(run, [], str(root), compression="zstd")
     is_whole(spark, root)
 

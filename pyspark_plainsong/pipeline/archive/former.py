@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pyspark.sql import functions as sf
 
 from plainsong.cli.command import CommandFailed, Exit
-from pyspark_plainsong.pipeline.archive.layout import MANIFEST_NAME, Range
+from pyspark_plainsong.pipeline.archive.layout import Range
 from pyspark_plainsong.pipeline.archive.reading import SCHEMA
 from pyspark_plainsong.pipeline.files import literal
 from pyspark_plainsong.pipeline.job import reason_of
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.files import Files
 
 VERSION = 1
-#: Attempts to get two equal listings of a changing archive.
-LOOKS = 100
+#: The file that describes an entry, and makes its folder one.
+MANIFEST_NAME = "_manifest.json"
 _BITS = (1 << 64) - 1
 
 
@@ -167,11 +167,6 @@ def pieces(entries: Iterable[Manifest]) -> list[Piece]:
     return sorted(found, key=lambda piece: piece.start)
 
 
-def covered(entries: Iterable[Manifest]) -> list[Range]:
-    """The ranges that entries hold, in order, merged."""
-    return merged(Range(entry.start, entry.end) for entry in entries)
-
-
 def minus(whole: Range, taken: Sequence[Range]) -> list[Range]:
     """``whole`` without the ranges ``taken``, which are in order and do not overlap."""
     left: list[Range] = []
@@ -201,17 +196,17 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 # --- rows ------------------------------------------------------------------------------------------
 
 
-def load_manifests(files: Files, under: str = "") -> list[Manifest]:
-    """Load all entries below a folder. Raises CommandFailed: a manifest is unreadable, or the archive keeps changing."""
-    for _ in range(LOOKS):
-        paths = files.find(under, MANIFEST_NAME)
-        texts = {path: files.read(path) for path in paths}
-        # During a listing a day may be finished and its batches removed. An entry that vanished before the end of the
-        # first listing was replaced before the second one began. New batches replace nothing.
-        now = {path for path in files.find(under, MANIFEST_NAME) if path in texts or "/batches/" not in path}
-        if now == texts.keys() and None not in texts.values():
-            return [parse_manifest(text or b"", path.rpartition("/")[0]) for path, text in texts.items()]
-    raise CommandFailed(f"the archive below {files.url(under)} kept changing while it was read", code=Exit.UNAVAILABLE)
+def load_manifests(files: Files, generation: str) -> list[Manifest]:
+    """Load all entries of a generation's folder, which only ``migrate`` changes. Raises CommandFailed: one is unreadable."""
+    found = []
+    for kind in ("batches", "days"):
+        for group in files.names(f"{generation}/{kind}"):
+            for entry in files.names(f"{generation}/{kind}/{group}"):
+                folder = f"{generation}/{kind}/{group}/{entry}"
+                text = files.read(f"{folder}/{MANIFEST_NAME}")
+                if text is not None:
+                    found.append(parse_manifest(text, folder))
+    return found
 
 
 def within(found: Iterable[Piece], start: bytes | None, end: bytes | None) -> list[Piece]:
@@ -310,13 +305,8 @@ def stats_columns() -> list[Column]:
     ]
 
 
-def stats_of(rows: DataFrame) -> Stats:
-    """Compute the figures of rows in one scan."""
-    row = rows.select(*stats_columns()).first()
-    return NOTHING if row is None else _stats(row.asDict())
-
-
-def _stats(row: dict[str, object]) -> Stats:
+def to_stats(row: dict[str, object]) -> Stats:
+    """Convert a row of ``stats_columns``."""
     first, last = row["first"], row["last"]
     return Stats(
         int(str(row["count"])),
@@ -360,7 +350,7 @@ def stats_by_entry(spark: SparkSession, files: Files, entries: Sequence[Manifest
         elif row["contradictions"] or any(row[call] != getattr(entry, name) for call, name in logs):
             found[entry.folder] = None
         else:
-            found[entry.folder] = _stats(row)
+            found[entry.folder] = to_stats(row)
     return found
 
 

@@ -22,8 +22,6 @@ DAY_MS = 86_400_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: The start of the names of folders in archives that were written before they were Delta tables.
 FORMER = "gen="
-#: The file in them that describes a folder.
-MANIFEST_NAME = "_manifest.json"
 #: The start of the paths of compacted files, from the table's folder.
 COMPACTED = "data/compacted-"
 #: The smallest id.
@@ -40,12 +38,6 @@ class Range(NamedTuple):
 def topic_folder(namespace: str, topic: str) -> str:
     """The folder of a topic, with all generations."""
     return f"{namespace}/{topic}"
-
-
-def holds_no_entries(folder: str) -> bool:
-    """True for checkpoints, plans, locks and the like. A namespace or a topic may begin with ``_``, too."""
-    name = folder.rpartition("/")[2]
-    return name.startswith(".") or (name.startswith("_") and folder.count("/") > 1)
 
 
 def new_batch_folder(namespace: str, topic: str, batch: int) -> str:
