@@ -12,14 +12,22 @@ from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TMemoryBuffer
 
 from plainsong.protocol.tephra.rpc import (
+    BINARY,
+    BOOLEAN,
+    BOXED_BOOLEAN,
     ILLEGAL_ARGUMENT,
+    INT,
     INTERNAL_ERROR,
+    KEYS,
+    LONG,
     METHODS,
+    POINTERS,
     PROTOCOL_ERROR,
+    TEXT,
+    TRANSACTION,
     UNKNOWN_METHOD,
     ApplicationError,
     Call,
-    Kind,
     RefusedCall,
     TephraConflict,
     TephraCouldNotTakeSnapshot,
@@ -55,15 +63,15 @@ GOLDEN = {
 }
 
 by_kind = {
-    Kind.BOOL: st.booleans(),
-    Kind.BOXED_BOOL: st.booleans(),
-    Kind.I32: st.integers(-(2**31), 2**31 - 1),
-    Kind.I64: i64,
-    Kind.TEXT: st.text(max_size=20),
-    Kind.BINARY: st.binary(max_size=50),
-    Kind.KEYS: st.lists(st.binary(max_size=10), max_size=5).map(tuple),
-    Kind.POINTERS: st.lists(i64, max_size=5).map(tuple),
-    Kind.TRANSACTION: transactions,
+    BOOLEAN: st.booleans(),
+    BOXED_BOOLEAN: st.booleans(),
+    INT: st.integers(-(2**31), 2**31 - 1),
+    LONG: i64,
+    TEXT: st.text(max_size=20),
+    BINARY: st.binary(max_size=50),
+    KEYS: st.lists(st.binary(max_size=10), max_size=5).map(tuple),
+    POINTERS: st.lists(i64, max_size=5).map(tuple),
+    TRANSACTION: transactions,
 }
 calls = st.sampled_from(sorted(METHODS)).flatmap(
     lambda name: st.tuples(st.just(name), st.tuples(*(by_kind[kind] for kind in METHODS[name].args)))
@@ -75,9 +83,9 @@ results = st.sampled_from(sorted(METHODS)).flatmap(
 
 def theirs(kind, value):
     """Convert a value to thriftpy2's types."""
-    if kind is Kind.TRANSACTION:
+    if kind is TRANSACTION:
         return struct_of(value)
-    if kind is Kind.BOXED_BOOL:
+    if kind is BOXED_BOOLEAN:
         return TEPHRA.TBoolean(value=value)
     return list(value) if isinstance(value, tuple) else value
 

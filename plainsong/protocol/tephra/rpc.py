@@ -7,31 +7,73 @@ errors.
 
 from __future__ import annotations
 
-from enum import Enum, auto
-from struct import pack
-from typing import Any, ClassVar, NamedTuple
+from struct import Struct, pack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from plainsong.protocol.errors import MalformedTransaction
 from plainsong.protocol.tephra.state import decode_transaction, encode_transaction
 from plainsong.protocol.tephra.thrift import BOOL, I32, I64, SET, STOP, STRING, STRUCT, MalformedThrift, ThriftReader
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
-class Kind(Enum):
+    from plainsong.protocol.transactions.transaction import Transaction
+
+
+class Kind(NamedTuple):
     """The kind of an argument or a result."""
 
-    VOID = auto()
-    BOOL = auto()
-    #: A struct around one bool, for clients that cannot distinguish false from a missing value.
-    BOXED_BOOL = auto()
-    I32 = auto()
-    I64 = auto()
-    TEXT = auto()
-    BINARY = auto()
-    #: A set of byte strings: the keys that a transaction changed.
-    KEYS = auto()
-    #: A set of 64-bit numbers.
-    POINTERS = auto()
-    TRANSACTION = auto()
+    wire: int
+    """Its type on the wire."""
+    read: Callable[[ThriftReader], Any]
+    """Read a value. Raises MalformedThrift."""
+    put: Callable[[Any], bytes]
+    """Encode a value."""
+
+
+def _put_octets(value: bytes) -> bytes:
+    return pack(">i", len(value)) + value
+
+
+def _put_text(value: str) -> bytes:
+    return _put_octets(value.encode(errors="replace"))
+
+
+def _put_bool(value: bool) -> bytes:
+    return b"\1" if value else b"\0"
+
+
+def _put_keys(keys: Sequence[bytes]) -> bytes:
+    return pack(">Bi", STRING, len(keys)) + b"".join(map(_put_octets, keys))
+
+
+def _read_boxed(reader: ThriftReader) -> bool:
+    found: bool = read_fields(reader, {1: BOOLEAN}).get(1, False)
+    return found
+
+
+def _read_transaction(reader: ThriftReader) -> Transaction:
+    start = reader.at
+    reader.skip(STRUCT)
+    try:
+        return decode_transaction(reader.data[start : reader.at])
+    except MalformedTransaction as error:
+        raise MalformedThrift(error.detail) from None
+
+
+_END = bytes([STOP])
+BOOLEAN = Kind(BOOL, ThriftReader.boolean, _put_bool)
+#: A struct around one bool, for clients that cannot distinguish false from a missing value.
+BOXED_BOOLEAN = Kind(STRUCT, _read_boxed, lambda value: put_field(1, BOOLEAN, value) + _END)
+INT = Kind(I32, ThriftReader.i32, Struct(">i").pack)
+LONG = Kind(I64, ThriftReader.i64, Struct(">q").pack)
+TEXT = Kind(STRING, ThriftReader.text, _put_text)
+BINARY = Kind(STRING, ThriftReader.octets, _put_octets)
+#: A set of byte strings: the keys that a transaction changed.
+KEYS = Kind(SET, ThriftReader.binaries, _put_keys)
+#: A set of 64-bit numbers.
+POINTERS = Kind(SET, ThriftReader.longs, lambda value: pack(f">Bi{len(value)}q", I64, len(value), *value))
+TRANSACTION = Kind(STRUCT, _read_transaction, encode_transaction)
 
 
 class TephraError(Exception):
@@ -83,54 +125,40 @@ class Method(NamedTuple):
     """One method: kinds of its arguments and its result, and the errors it declares."""
 
     args: tuple[Kind, ...]
-    result: Kind
+    result: Kind | None
+    """None: it has none."""
     throws: tuple[type[TephraError], ...] = ()
 
 
-_TX = Kind.TRANSACTION
 METHODS: dict[str, Method] = {
-    "startLong": Method((), _TX),
-    "startLongClientId": Method((Kind.TEXT,), _TX, (TephraGeneric,)),
-    "startShort": Method((), _TX),
-    "startShortClientId": Method((Kind.TEXT,), _TX, (TephraGeneric,)),
-    "startShortTimeout": Method((Kind.I32,), _TX),
-    "startShortWithTimeout": Method((Kind.I32,), _TX, (TephraGeneric,)),
-    "startShortWithClientIdAndTimeOut": Method((Kind.TEXT, Kind.I32), _TX, (TephraGeneric,)),
-    "canCommitTx": Method((_TX, Kind.KEYS), Kind.BOXED_BOOL, (TephraNotInProgress,)),
-    "canCommitOrThrow": Method((Kind.I64, Kind.KEYS), Kind.VOID, (TephraNotInProgress, TephraConflict, TephraGeneric)),
-    "commitTx": Method((_TX,), Kind.BOXED_BOOL, (TephraNotInProgress,)),
-    "commitOrThrow": Method((Kind.I64, Kind.I64), Kind.VOID, (TephraNotInProgress, TephraConflict, TephraGeneric)),
-    "abortTx": Method((_TX,), Kind.VOID),
-    "invalidateTx": Method((Kind.I64,), Kind.BOOL),
-    "checkpoint": Method((_TX,), _TX, (TephraNotInProgress,)),
-    "getSnapshot": Method((), Kind.BINARY, (TephraCouldNotTakeSnapshot,)),
-    "resetState": Method((), Kind.VOID),
-    "status": Method((), Kind.TEXT),
-    "invalidTxSize": Method((), Kind.I32),
-    "truncateInvalidTx": Method((Kind.POINTERS,), Kind.BOXED_BOOL),
-    "truncateInvalidTxBefore": Method((Kind.I64,), Kind.BOXED_BOOL, (TephraInvalidTruncateTime,)),
-    "pruneNow": Method((), Kind.VOID),
+    "startLong": Method((), TRANSACTION),
+    "startLongClientId": Method((TEXT,), TRANSACTION, (TephraGeneric,)),
+    "startShort": Method((), TRANSACTION),
+    "startShortClientId": Method((TEXT,), TRANSACTION, (TephraGeneric,)),
+    "startShortTimeout": Method((INT,), TRANSACTION),
+    "startShortWithTimeout": Method((INT,), TRANSACTION, (TephraGeneric,)),
+    "startShortWithClientIdAndTimeOut": Method((TEXT, INT), TRANSACTION, (TephraGeneric,)),
+    "canCommitTx": Method((TRANSACTION, KEYS), BOXED_BOOLEAN, (TephraNotInProgress,)),
+    "canCommitOrThrow": Method((LONG, KEYS), None, (TephraNotInProgress, TephraConflict, TephraGeneric)),
+    "commitTx": Method((TRANSACTION,), BOXED_BOOLEAN, (TephraNotInProgress,)),
+    "commitOrThrow": Method((LONG, LONG), None, (TephraNotInProgress, TephraConflict, TephraGeneric)),
+    "abortTx": Method((TRANSACTION,), None),
+    "invalidateTx": Method((LONG,), BOOLEAN),
+    "checkpoint": Method((TRANSACTION,), TRANSACTION, (TephraNotInProgress,)),
+    "getSnapshot": Method((), BINARY, (TephraCouldNotTakeSnapshot,)),
+    "resetState": Method((), None),
+    "status": Method((), TEXT),
+    "invalidTxSize": Method((), INT),
+    "truncateInvalidTx": Method((POINTERS,), BOXED_BOOLEAN),
+    "truncateInvalidTxBefore": Method((LONG,), BOXED_BOOLEAN, (TephraInvalidTruncateTime,)),
+    "pruneNow": Method((), None),
 }
 
 #: The kinds of each method's arguments, by field id.
 _PLACES = {name: dict(enumerate(method.args, 1)) for name, method in METHODS.items()}
 
 
-# --- values: arguments and results as fields of Thrift structs --------------------------------------
-
-
-#: The types on the wire; void has none.
-WIRE = {
-    Kind.BOOL: BOOL,
-    Kind.BOXED_BOOL: STRUCT,
-    Kind.I32: I32,
-    Kind.I64: I64,
-    Kind.TEXT: STRING,
-    Kind.BINARY: STRING,
-    Kind.KEYS: SET,
-    Kind.POINTERS: SET,
-    Kind.TRANSACTION: STRUCT,
-}
+# --- arguments and results as fields of Thrift structs ---------------------------------------------
 
 
 def read_fields(reader: ThriftReader, kinds: dict[int, Kind]) -> dict[int, Any]:
@@ -139,74 +167,16 @@ def read_fields(reader: ThriftReader, kinds: dict[int, Kind]) -> dict[int, Any]:
     while (field := reader.field()) is not None:
         wire, place = field
         kind = kinds.get(place)
-        if kind is None or wire != WIRE[kind]:
+        if kind is None or wire != kind.wire:
             reader.skip(wire)
         else:
-            found[place] = read_value(reader, kind)
+            found[place] = kind.read(reader)
     return found
-
-
-def read_value(reader: ThriftReader, kind: Kind) -> Any:
-    """One value: bool, int, str, bytes, a tuple of bytes or ints, or a ``Transaction``. Raises MalformedThrift."""
-    match kind:
-        case Kind.BOOL:
-            return reader.boolean()
-        case Kind.BOXED_BOOL:
-            return read_fields(reader, {1: Kind.BOOL}).get(1, False)
-        case Kind.I32:
-            return reader.i32()
-        case Kind.I64:
-            return reader.i64()
-        case Kind.TEXT:
-            return reader.text()
-        case Kind.BINARY:
-            return reader.octets()
-        case Kind.KEYS:
-            return reader.binaries()
-        case Kind.POINTERS:
-            return reader.longs()
-        case Kind.TRANSACTION:
-            return _transaction(reader)
-    raise AssertionError(f"a value of unknown kind {kind}")
-
-
-def _transaction(reader: ThriftReader) -> Any:
-    start = reader.at
-    reader.skip(STRUCT)
-    try:
-        return decode_transaction(reader.data[start : reader.at])
-    except MalformedTransaction as error:
-        raise MalformedThrift(error.detail) from None
 
 
 def put_field(place: int, kind: Kind, value: Any) -> bytes:
     """A field with a value of a kind."""
-    return pack(">Bh", WIRE[kind], place) + put_value(kind, value)
-
-
-def put_value(kind: Kind, value: Any) -> bytes:
-    """The value of a field, as ``read_value`` reads it."""
-    match kind:
-        case Kind.BOOL:
-            return b"\1" if value else b"\0"
-        case Kind.BOXED_BOOL:
-            return put_field(1, Kind.BOOL, value) + bytes([STOP])
-        case Kind.I32:
-            return pack(">i", value)
-        case Kind.I64:
-            return pack(">q", value)
-        case Kind.TEXT:
-            raw: bytes = value.encode(errors="replace")
-            return pack(">i", len(raw)) + raw
-        case Kind.BINARY:
-            return pack(f">i{len(value)}s", len(value), value)
-        case Kind.KEYS:
-            return pack(">Bi", STRING, len(value)) + b"".join(put_value(Kind.BINARY, key) for key in value)
-        case Kind.POINTERS:
-            return pack(f">Bi{len(value)}q", I64, len(value), *value)
-        case Kind.TRANSACTION:
-            return encode_transaction(value)
-    raise AssertionError(f"a value of unknown kind {kind}")
+    return pack(">Bh", kind.wire, place) + kind.put(value)
 
 
 # --- messages of Thrift's strict binary protocol ----------------------------------------------------
@@ -223,7 +193,6 @@ _CALL, _REPLY, _EXCEPTION = 1, 2, 3
 _MAX_NAME_BYTES = 256
 #: Numbers of exceptions that a method does not declare.
 UNKNOWN_METHOD, INTERNAL_ERROR, PROTOCOL_ERROR = 1, 6, 7
-_END = bytes([STOP])
 
 
 class Call(NamedTuple):
@@ -264,23 +233,22 @@ def decode_call(message: bytes) -> Call:
     reader = ThriftReader(message)
     name, sequence_id = _begin(reader, _CALL)
     method = METHODS.get(name)
-    call = Call(name, sequence_id, ())
     if method is None:
-        raise RefusedCall(call, UNKNOWN_METHOD, f"Invalid method name: '{name}'")
+        raise RefusedCall(Call(name, sequence_id, ()), UNKNOWN_METHOD, f"Invalid method name: '{name}'")
     try:
         found = read_fields(reader, _PLACES[name])
     except MalformedThrift as error:
-        raise RefusedCall(call, PROTOCOL_ERROR, f"{name}: {error}") from None
+        raise RefusedCall(Call(name, sequence_id, ()), PROTOCOL_ERROR, f"{name}: {error}") from None
     for place, kind in enumerate(method.args, 1):
-        if place not in found and kind is not Kind.TEXT:
-            raise RefusedCall(call, PROTOCOL_ERROR, f"{name}: argument {place} is missing")
-    return call._replace(args=tuple(found.get(place) for place in range(1, len(method.args) + 1)))
+        if place not in found and kind is not TEXT:
+            raise RefusedCall(Call(name, sequence_id, ()), PROTOCOL_ERROR, f"{name}: argument {place} is missing")
+    return Call(name, sequence_id, tuple([found.get(place) for place in _PLACES[name]]))
 
 
 def encode_result(call: Call, value: Any) -> bytes:
     """The reply with a result; ``value`` is of the method's kind, None for void."""
     kind = METHODS[call.method].result
-    field = b"" if kind is Kind.VOID else put_field(0, kind, value)
+    field = b"" if kind is None else put_field(0, kind, value)
     return _head(_REPLY, call.method, call.sequence_id) + field + _END
 
 
@@ -291,7 +259,7 @@ def encode_error(call: Call, error: TephraError) -> bytes:
         return encode_failure(call, INTERNAL_ERROR, f"Internal error processing {call.method}: {error.message}")
     place = throws.index(type(error)) + 1
     values = b"".join(
-        put_field(number, Kind.I64 if isinstance(value, int) else Kind.TEXT, value)
+        put_field(number, LONG if isinstance(value, int) else TEXT, value)
         for number, value in enumerate(error.args, 1)
         if value is not None
     )
@@ -300,7 +268,7 @@ def encode_error(call: Call, error: TephraError) -> bytes:
 
 def encode_failure(call: Call, number: int, message: str) -> bytes:
     """The exception that answers a call which was refused, or failed with an undeclared error."""
-    fields = put_field(1, Kind.TEXT, message) + put_field(2, Kind.I32, number)
+    fields = put_field(1, TEXT, message) + put_field(2, INT, number)
     return _head(_EXCEPTION, call.method, call.sequence_id) + fields + _END
 
 
@@ -330,17 +298,17 @@ def decode_reply(message: bytes, method: str, sequence_id: int) -> Any:
     if (name, found_id) != (method, sequence_id):
         raise MalformedThrift(f"an answer to {name} {found_id}, where {method} {sequence_id} is due")
     if message[3] == _EXCEPTION:
-        found = read_fields(reader, {1: Kind.TEXT, 2: Kind.I32})
+        found = read_fields(reader, {1: TEXT, 2: INT})
         raise ApplicationError(found.get(2, 0), found.get(1, ""))
     spec = METHODS[method]
     while (field := reader.field()) is not None:
         kind, place = field
-        if place == 0 and kind == WIRE.get(spec.result):
-            return read_value(reader, spec.result)
+        if place == 0 and spec.result is not None and kind == spec.result.wire:
+            return spec.result.read(reader)
         if kind == STRUCT and 1 <= place <= len(spec.throws):
             raise spec.throws[place - 1](*_error_values(reader))
         reader.skip(kind)
-    if spec.result is not Kind.VOID:
+    if spec.result is not None:
         raise MalformedThrift(f"{method} answers nothing")
     return None
 

@@ -9,6 +9,7 @@ Numbers are big-endian. A struct is fields, each ``type:u8 id:i16 value``, and a
 from __future__ import annotations
 
 from struct import Struct, pack, unpack_from
+from struct import error as StructError  # noqa: N812  # a class
 
 STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15
 #: How deep containers may nest; Tephra's own nest three deep.
@@ -20,7 +21,8 @@ MAX_BINARIES = 200_000
 _SIZES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 #: The fewest bytes of a value, against which a count is checked.
 _LEAST = {**_SIZES, STRING: 4, STRUCT: 1, MAP: 6, SET: 5, LIST: 5}
-_I16, _I32, _I64 = Struct(">h"), Struct(">i"), Struct(">q")
+_I32, _I64, _FIELD = Struct(">i"), Struct(">q"), Struct(">Bh")
+_STOP = bytes([STOP])
 
 
 class MalformedThrift(ValueError):
@@ -39,16 +41,34 @@ class ThriftReader:
 
     def field(self) -> tuple[int, int] | None:
         """Return ``(type, id)`` of the next field of a struct; None after the last."""
-        kind = self.data[self._take(1)]
-        self._use_room(1)
-        return None if kind == STOP else (kind, _I16.unpack_from(self.data, self._take(2))[0])
+        self._room -= 1
+        if self._room < 0:
+            raise self._too_many()
+        at = self.at
+        if self.data[at : at + 1] == _STOP:
+            self.at = at + 1
+            return None
+        try:
+            found: tuple[int, int] = _FIELD.unpack_from(self.data, at)
+        except StructError:
+            raise self._cut_off(_FIELD.size) from None
+        self.at = at + _FIELD.size
+        return found
 
     def i32(self) -> int:
-        number: int = _I32.unpack_from(self.data, self._take(4))[0]
+        try:
+            number: int = _I32.unpack_from(self.data, self.at)[0]
+        except StructError:
+            raise self._cut_off(4) from None
+        self.at += 4
         return number
 
     def i64(self) -> int:
-        number: int = _I64.unpack_from(self.data, self._take(8))[0]
+        try:
+            number: int = _I64.unpack_from(self.data, self.at)[0]
+        except StructError:
+            raise self._cut_off(8) from None
+        self.at += 8
         return number
 
     def octets(self) -> bytes:
@@ -119,15 +139,19 @@ class ThriftReader:
         if all(kind in _SIZES for kind in kinds):
             return
         self.at = start
-        self._use_room(count)
+        self._room -= count
+        if self._room < 0:
+            raise self._too_many()
         for _ in range(count):
             for kind in kinds:
                 self.skip(kind, depth + 1)
 
-    def _use_room(self, count: int) -> None:
-        self._room -= count
-        if self._room < 0:
-            raise MalformedThrift(f"more values than are accepted, at byte {self.at}")
+    def _too_many(self) -> MalformedThrift:
+        return MalformedThrift(f"more values than are accepted, at byte {self.at}")
+
+    def _cut_off(self, size: int) -> MalformedThrift:
+        left = len(self.data) - self.at
+        return MalformedThrift(f"{size} bytes are expected at byte {self.at}, where {left} are left")
 
     def _byte(self) -> int:
         return self.data[self._take(1)]
@@ -137,8 +161,7 @@ class ThriftReader:
         start = self.at
         stop = start + count * size
         if not start <= stop <= len(self.data):
-            left = len(self.data) - start
-            raise MalformedThrift(f"{count * size} bytes are expected at byte {start}, where {left} are left")
+            raise self._cut_off(count * size)
         self.at = stop
         return start
 
@@ -186,15 +209,12 @@ class ThriftFrames:
         """
         if len(self._buffer) < _HEAD_BYTES:
             return None
-        stop = _HEAD_BYTES + self._size()
+        size: int = _I32.unpack_from(self._buffer)[0]
+        if not 0 < size <= self._max_bytes:
+            raise ThriftFrameTooLarge(f"a frame of {size} bytes, where 1 to {self._max_bytes} are accepted")
+        stop = _HEAD_BYTES + size
         if len(self._buffer) < stop:
             return None
         message = bytes(self._buffer[_HEAD_BYTES:stop])
         del self._buffer[:stop]
         return message
-
-    def _size(self) -> int:
-        size: int = unpack_from(">i", self._buffer)[0]
-        if not 0 < size <= self._max_bytes:
-            raise ThriftFrameTooLarge(f"a frame of {size} bytes, where 1 to {self._max_bytes} are accepted")
-        return size
