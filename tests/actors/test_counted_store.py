@@ -267,13 +267,12 @@ async def test_nothing_is_acknowledged_after_another_process_has_ended_the_reign
 
 
 async def test_a_write_that_waits_for_the_object_store_ends_with_its_process(tmp_path, objects):
-    async with trio.open_nursery() as writers:
-        async with opened(tmp_path / "data", objects) as (store, nursery):
-            writing = Writing(store, writers)
-            objects.holds = True
-            writing.begin(1)
-            await objects.held(1)
-            nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as writers, opened(tmp_path / "data", objects) as (store, nursery):
+        writing = Writing(store, writers)
+        objects.holds = True
+        writing.begin(1)
+        await objects.held(1)
+        nursery.cancel_scope.cancel()
     assert isinstance(writing.done[1], NotCounted)
     assert "no longer" in writing.done[1].detail
 

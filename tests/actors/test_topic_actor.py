@@ -22,8 +22,8 @@ from plainsong.protocol.errors import (
 from plainsong.protocol.topic.asks import Describe, ListReaders, Remove, Span, Stats
 from plainsong.protocol.topic.state import TopicLimits
 from storage.base import NothingWritten
-from storage.faulty import FaultyStore
 from storage.memory import MemoryStore
+from tests.storage.faulty import FaultyStore
 
 
 class Answers(list):

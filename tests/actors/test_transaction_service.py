@@ -6,7 +6,6 @@ import pytest
 import trio
 import trio.testing
 from actors_in_process import SetClock
-from transaction_snapshots import decode_snapshot
 from transactions_in_process import OTHER, TOPIC, serving, settle
 
 from plainsong.protocol.errors import (

@@ -55,12 +55,16 @@ def test_a_place_of_another_kind_is_refused(url):
         loaded(to=url)
 
 
-@pytest.mark.parametrize("urls", ["http://db-1:7420", "http://db-1:7420, https://[::1]:1", "http://xn--hxalaok.example"])
+@pytest.mark.parametrize(
+    "urls", ["http://db-1:7420", "http://db-1:7420, https://[::1]:1", "http://xn--hxalaok.example"]
+)
 def test_urls_of_the_primary_may_be_several(urls):
     assert loaded(to="file:/x", urls=urls).replication.urls == urls
 
 
-@pytest.mark.parametrize("urls", ["db-1:7420", "http://d\xe9:1", "http://a,http://\u6771", "http://a b", "http://a\tb", ","])
+@pytest.mark.parametrize(
+    "urls", ["db-1:7420", "http://d\xe9:1", "http://a,http://\u6771", "http://a b", "http://a\tb", ","]
+)
 def test_urls_that_no_header_can_carry_are_refused(urls):
     with pytest.raises(ConfigError, match=r"replication\.urls"):
         loaded(to="file:/x", urls=urls)

@@ -66,7 +66,7 @@ WAITS = {
     "broker/security/reload.py": ("SecurityFiles.run", "security/test_enforcement.py"),
     "broker/standby.py": ("run_standby.wait", "daemon/test_taking_over.py"),
     "broker/thrift.py": ("serve_thrift", "broker/test_thrift_server.py"),
-    "storage/faulty.py": ("Faults.arrive Faults.stalled", "storage/test_faulty.py"),
+
     "storage/leveldb/group_commit.py": ("GroupCommit.written", "storage/test_leveldb.py"),
     "storage/leveldb/store.py": ("LevelDBStore._close_database", "storage/test_leveldb.py"),
     "storage/memory.py": ("SharedMemoryStore._arrive", "storage/test_shared.py"),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from plainsong import Client
+    from plainsong.protocol.answers.topics import ProducerList
     from pyspark_plainsong.pipeline.archive.writing import Log
     from pyspark_plainsong.pipeline.files import Files
     from pyspark_plainsong.pipeline.job import Run
@@ -308,7 +309,11 @@ def fresh(run: Run, plan: Plan, plans: Plans, *, anew: bool) -> Plan:
 
 def _producers(client: Client, topic: str, prefix: str) -> Iterator[str]:
     """Return the names of a topic's producers that start with ``prefix``."""
-    listed = pages(lambda after: client.admin.producers(topic, after=after or prefix[:-1], limit=1_000))
+
+    def page(after: str | None) -> ProducerList:
+        return client.admin.producers(topic, after=after or prefix[:-1], limit=1_000)
+
+    listed = pages(page)
     names = (each["producer"] for page in listed for each in page["producers"])  # sorted; ``prefix[:-1]`` is before all
     return takewhile(lambda name: name.startswith(prefix), dropwhile(lambda name: name < prefix, names))
 

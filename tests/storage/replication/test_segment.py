@@ -171,7 +171,13 @@ def test_seals_and_leases_are_read_back_and_are_not_segments(flags):
 
 
 def test_urls_that_no_header_can_carry_are_left_out_of_a_lease():
-    urls = ("http://db-1:7420", "http://d\xe9:7420", "http://\u6771\u4eac", "http://a\r\nX-Injected: 1", "https://[::1]:1")
+    urls = (
+        "http://db-1:7420",
+        "http://d\xe9:7420",
+        "http://\u6771\u4eac",
+        "http://a\r\nX-Injected: 1",
+        "https://[::1]:1",
+    )
     assert decode_lease(encode_lease(Lease(8, RUN, urls=urls))).urls == (urls[0], urls[-1])
 
 
