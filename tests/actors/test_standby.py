@@ -234,7 +234,7 @@ async def test_a_take_over_of_a_primary_that_always_sends_its_next_segment_first
             lost.append(name in objects.found)
         return await create(name, data)
 
-    async def deposed():
+    with pytest.raises(ExceptionGroup) as ended:  # noqa: PT012
         async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
             await running.write(3)
             await running.counted()
@@ -245,9 +245,6 @@ async def test_a_take_over_of_a_primary_that_always_sends_its_next_segment_first
                 assert epoch == running.copy.status.epoch + 1
             objects.create = create
             await trio.sleep_forever()
-
-    with pytest.raises(ExceptionGroup) as ended:
-        await deposed()
     assert ended.group_contains(ReignOver)
     assert not lost[-1]
 
