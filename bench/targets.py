@@ -161,7 +161,7 @@ TARGETS = (
         "transactions",
         "÷ plain",
         "<=",
-        4.0,
+        2.8,
         lambda what: what["what"] == "cycle",
     ),
     Target(
