@@ -104,11 +104,18 @@ class Subject:
         seen = self._client.admin.messages(self.topic, end, limit=1)
         return max(0.0, (now_ms() - seen[0].publish_time_ms) / 1000) if seen else 0.0
 
-    def warn_if_behind(self, end: bytes) -> bool:
-        """Report the archive's lag; True if it exceeds ``warn_at``."""
+    def warn_if_behind(self, end: bytes, *, is_complete: bool = False) -> bool:
+        """Report the archive's lag; True if it exceeds ``warn_at``.
+
+        Args:
+          is_complete: a run that would have noticed a loss has just ended at ``end``. Otherwise an empty topic proves
+            nothing if a message could have been published and expired since the archive was known to be complete.
+        """
         asked_ms = now_ms()
         age_s = self.waiting_s(end)
-        if age_s == 0 and end != FIRST and not self.run.dry_run:
+        known_ms = max(layout.time_of(end), self._caught_up_ms() or 0)
+        is_complete = is_complete or asked_ms - known_ms < self.ttl_s * 1000
+        if age_s == 0 and end != FIRST and is_complete and not self.run.dry_run:
             self.files.write(self._caught_up_file, json.dumps({"end": end.hex(), "atMs": asked_ms}).encode())
         self.run.metrics.set("lag_seconds", age_s, topic=self.topic)
         self.run.metrics.set("ttl_used_ratio", age_s / self.ttl_s, topic=self.topic)

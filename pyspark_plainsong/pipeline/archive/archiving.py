@@ -202,7 +202,7 @@ class Appending:
         text = f"{self.subject.topic}: {show_messages(rows)}, {show_bytes(size)} in {counted(self._batches, 'batch')}"
         figures = {"topic": self.subject.topic, "rows": rows, "payloadBytes": size, "batches": self._batches}
         self._run.progress.result(text, "archived", **figures, end=end.hex())
-        return self.subject.warn_if_behind(end)
+        return self.subject.warn_if_behind(end, is_complete=True)
 
 
 def expected(run: Run, subject: Subject) -> int:
