@@ -224,19 +224,22 @@ class Backlog:
         for topic, each in wanted.items():
             messages = self._messages(topic, each.start, isolation, trigger.min_messages - sum(found.values()))
             if messages is None or sum(found.values()) + messages >= trigger.min_messages:
-                return self._now()
+                self._reset()
+                return None
             found[topic] = messages
-        if not any(found.values()):
-            return self._now()
-        if self._since_s is None:
-            self._since_s = self._clock()
-        return found if self.left_s(trigger) > 0 else self._now()
+        if any(found.values()):
+            if self._since_s is None:
+                self._since_s = self._clock()
+            if self.left_s(trigger) > 0:
+                return found
+        self._reset()
+        return None
 
     def left_s(self, trigger: Trigger) -> float:
         """Return how long the messages may still wait."""
         return trigger.max_delay_s - (self._clock() - self._since_s) if self._since_s is not None else 0.0
 
-    def _now(self) -> None:
+    def _reset(self) -> None:
         self._since_s = None
         self._counted.clear()
 
