@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Ask, Operation
     from storage.base import Claim, Store
 
-    Answers = list[tuple[Hashable, object | PlainsongError]]
+    #: The answer for each ticket. A core treats a ticket as any hashable object.
+    Answers = list[tuple[Any, object | PlainsongError]]
     #: An actor's ``run``.
     Run = Callable[[Callable[[], None]], Awaitable[None]]
 
@@ -269,15 +270,11 @@ class Actor(ABC, Generic[CoreT, StepT]):
         """Do the work that follows the commit while the disk syncs; no answer is given yet."""
         turn.is_prepared = True
         try:
-            self._make_answers(core, turn, step)
+            turn.answers = self._settled(core, step)
             for ticket, answer in turn.answers:
-                as_ticket(ticket).prepare(answer)
+                ticket.prepare(answer)
         except Exception as error:  # noqa: BLE001  # raised again once the commit's outcome is known
             turn.error = error
-
-    def _make_answers(self, core: CoreT, turn: Turn[StepT], step: StepT) -> None:
-        self._committed(core, step)
-        turn.answers = self._settled(core, step)
 
     def _written(self, core: CoreT, turn: Turn[StepT], step: StepT, failed: Exception | None) -> None:
         """Complete the turn after its commit, or fail it; called by the store with the outcome."""
@@ -288,7 +285,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
             if turn.error is not None:
                 raise turn.error
             if not turn.is_prepared:
-                self._make_answers(core, turn, step)
+                turn.answers = self._settled(core, step)
         except Exception as error:  # noqa: BLE001  # raised again, in the task
             self._fall(turn, error)
             return
@@ -320,7 +317,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     def _fall(self, turn: Turn[StepT], error: Exception) -> None:
         """Fail a turn: settle its requests with errors, and have the task raise the failure."""
-        tickets = [*turn.tickets, *(as_ticket(ticket) for ticket, _ in turn.answers)]
+        tickets = [*turn.tickets, *(ticket for ticket, _ in turn.answers)]
         self._fail(tickets, turn.step, turn.operations, error)
         self._failure = error
         self.core = None  # it may contain state that is not durable
@@ -345,7 +342,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         now, so the refusal may be based on outdated rows.
         """
         refusals = [
-            (as_ticket(ticket), answer)
+            (ticket, answer)
             for ticket, answer in (step.answers if step is not None else ())
             if isinstance(answer, PlainsongError)
         ]
@@ -383,7 +380,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         if turn is None:
             return
         answers = turn.step.answers if turn.step is not None else ()
-        refused = {as_ticket(ticket) for ticket, answer in answers if isinstance(answer, PlainsongError)}
+        refused = {ticket for ticket, answer in answers if isinstance(answer, PlainsongError)}
         for ticket in turn.tickets:
             if ticket in refused or isinstance(ticket.ask, self.reads):
                 ticket.settle(refusal())
@@ -435,12 +432,8 @@ class Actor(ABC, Generic[CoreT, StepT]):
         """Called once the step's operations are durable, or their commit has failed."""
 
     @abstractmethod
-    def _committed(self, core: CoreT, step: StepT) -> None:
-        """Apply the effects of a commit that is durable, or will be before they can be observed."""
-
-    @abstractmethod
     def _settled(self, core: CoreT, step: StepT) -> Answers:
-        """Complete the step in the core and return its answers; it is durable, or will be before they are given."""
+        """Apply the effects of a step, and return its answers; it is durable, or will be before either is observed."""
 
     @abstractmethod
     def _settle(self, core: CoreT, step: StepT, answers: Answers) -> None:
@@ -480,7 +473,7 @@ def complete_all(answers: Answers) -> None:
     """Give each ticket its answer. A caller whose notification raises keeps no other from its answer."""
     for ticket, answer in answers:
         try:
-            as_ticket(ticket).settle(answer)
+            ticket.settle(answer)
         except Exception:
             log.exception("an answer could not be delivered")
 

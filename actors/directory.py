@@ -126,15 +126,14 @@ class Directory:
         """Ask without waiting; the ticket gets the answer. The actor receives tickets in the order of these calls.
 
         Args:
-          on_settled, prepare: see ``Future.on_settled``; if a server runs the turns, it is to run this topic's.
+          on_settled, prepare: see ``Ticket``; if a server runs the turns, it is to run this topic's.
           Raises what ``entry`` and ``Mailbox.put`` raise.
         """
-        ticket = Ticket(ask)
+        ticket = Ticket(ask, on_settled, prepare)
         entry = self.entry(name)
         if on_settled is None:
             entry.mailbox.put(ticket)
             return ticket
-        ticket.on_settled(on_settled, prepare)
         turns = self.environment.turns
         entry.mailbox.put(ticket, wake=not turns.are_run)
         if turns.are_run:

@@ -29,14 +29,15 @@ A = TypeVar("A")
 class Future(Generic[A]):
     """The outcome of a request, and the one task that waits for it."""
 
-    __slots__ = ("_on_settled", "_outcome", "_prepare", "_task", "abandoned")
+    __slots__ = ("_notify", "_outcome", "_prepare", "_task", "abandoned")
 
     def __init__(self) -> None:
         #: True if its caller was cancelled while it waited.
         self.abandoned = False
         self._outcome: outcome.Outcome[A] | None = None
         self._task: trio.lowlevel.Task | None = None
-        self._on_settled: Callable[[Any], object] | None = None
+        #: Set by a ``Ticket``.
+        self._notify: Callable[[Any], object] | None = None
         self._prepare: Callable[[Any], object] | None = None
 
     @property
@@ -48,25 +49,14 @@ class Future(Generic[A]):
         """Give the answer or the error. Only the first call counts."""
         if self._outcome is not None:
             return
-        if self._on_settled is not None:
+        if self._notify is not None:
             self._outcome = _ANSWERED
-            self._on_settled(answer)
+            self._notify(answer)
             return
         self._outcome = outcome.Error(answer) if isinstance(answer, Exception) else outcome.Value(answer)
         if self._task is not None:
             trio.lowlevel.reschedule(self._task, self._outcome)
             self._task = None
-
-    def on_settled(self, notify: Callable[[Any], object], prepare: Callable[[Any], object] | None = None) -> None:
-        """Call ``notify`` with the answer or the error, instead of waking a task. To be set before it is settled.
-
-        ``notify`` runs within the actor's work: it must neither wait nor raise.
-
-        Args:
-          prepare: may be called first with the answer that is expected; same rules as for ``notify``.
-        """
-        self._on_settled = notify
-        self._prepare = prepare
 
     def prepare(self, answer: A | Exception) -> None:
         """Let the caller prepare for an answer that is not final; its effects must stay hidden."""
@@ -100,16 +90,55 @@ class Ticket(Future[A]):
 
     __slots__ = ("ask", "taken")
 
-    def __init__(self, ask: Ask[A]) -> None:
+    def __init__(
+        self,
+        ask: Ask[A],
+        notify: Callable[[Any], object] | None = None,
+        prepare: Callable[[Any], object] | None = None,
+    ) -> None:
+        """``notify``, ``prepare``: called with the answer or the error, instead of waking a task.
+
+        They run within the actor's work, so they must neither wait nor raise. ``prepare`` may be called first with the
+        answer that is expected; its effects must stay hidden.
+        """
         # Repeats ``Future.__init__`` to save a call for every request.
         self.abandoned = False
         self._outcome = None
         self._task = None
-        self._on_settled = None
-        self._prepare = None
+        self._notify = notify
+        self._prepare = prepare
         self.ask = ask
         #: True once the actor has received it.
         self.taken = False
+
+
+R = TypeVar("R")
+_NOTHING_FOUND = object()
+
+
+class Prepared(Generic[R]):
+    """An actor's answer in the form that its caller needs, made while the disk works if the actor prepares the answer.
+
+    Args:
+      make: converts an answer or an error.
+      give: receives the result. Like ``make``, it must neither wait nor raise.
+    """
+
+    __slots__ = ("_found", "_give", "_made", "_make")
+
+    def __init__(self, make: Callable[[Any], R], give: Callable[[R], object]) -> None:
+        self._make = make
+        self._give = give
+        self._found: object = _NOTHING_FOUND
+        self._made: R
+
+    def prepare(self, found: object) -> None:
+        """See ``Ticket``."""
+        self._found, self._made = found, self._make(found)
+
+    def settled(self, found: object) -> None:
+        """Give the answer, or another one than was prepared."""
+        self._give(self._made if found is self._found else self._make(found))
 
 
 class Mailbox:
@@ -344,18 +373,15 @@ class Turns:
         """``store``: writes their shared commits; None: they do not share commits."""
         self._store = store
         self._due: dict[RunnableActor, None] = {}
+        #: True while a server runs the turns; otherwise the actors' tasks do.
+        self.are_run = False
         self._running = False
         #: True while the server reads requests; it then calls ``run_due``.
         self._is_taking_in = False
-        self._take_in: Callable[[], None] | None = None
+        self._take_in: Callable[[], None] = lambda: None
         self._wake: Callable[[], None] = lambda: None
         #: Makes the error for requests that would change something; None: they are not refused.
         self.refusal: Callable[[], PlainsongError] | None = None
-
-    @property
-    def are_run(self) -> bool:
-        """True while a server runs the turns; otherwise the actors' tasks do."""
-        return self._take_in is not None
 
     @property
     def may_spin(self) -> bool:
@@ -369,11 +395,11 @@ class Turns:
           take_in: reads the requests that have arrived, which may make more turns due.
           wake: makes the server read requests and call ``run_due`` in the next turn of the event loop.
         """
-        self._take_in, self._wake = take_in, wake
+        self.are_run, self._take_in, self._wake = True, take_in, wake
 
     def detach(self) -> None:
         """Let the actors' tasks run the turns again."""
-        self._take_in = None
+        self.are_run, self._take_in = False, lambda: None
         self.run_due()  # the server will not run these any more
 
     def begin(self) -> None:
@@ -386,7 +412,7 @@ class Turns:
 
     def wake_for(self, actor: RunnableActor) -> None:
         """Mark the actor's turn as due. The server runs it with the others that are due; without one it is run now."""
-        self.soon(actor)
+        self._due[actor] = None
         if not self.are_run:
             self.run_due()
         elif not (self._is_taking_in or self._running):  # else the server is about to run it
@@ -406,8 +432,7 @@ class Turns:
             return
         self._running = True
         try:
-            if self._take_in is not None:
-                self._take_in()
+            self._take_in()
             self._take_turns()
         finally:
             self._running = False
@@ -424,23 +449,20 @@ class Turns:
         self._is_taking_in = False
         if self._running:
             return
+        store = self._store
         self._running = True
         try:
             # A turn leaves mail that exceeds the bounds of a commit, and is then due again.
             while self._due:
-                self._take_turns_as_one()
+                if store is not None:
+                    store.gather_writes()
+                try:
+                    self._take_turns()
+                finally:
+                    if store is not None:
+                        store.write_gathered()
         finally:
             self._running = False
-
-    def _take_turns_as_one(self) -> None:
-        if self._store is None:
-            self._take_turns()
-            return
-        self._store.gather_writes()
-        try:
-            self._take_turns()
-        finally:
-            self._store.write_gathered()
 
     def _take_turns(self) -> None:
         if self.refusal is not None:

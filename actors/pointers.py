@@ -52,7 +52,8 @@ class PointerIndex:
         self._mark = 0
         self._woken: OrderedDict[int | TopicName, int] = OrderedDict()
         self._forgotten = 0
-        self._quiet = trio.Event()
+        #: Tasks that wait for the end of writes.
+        self._quiet = trio.lowlevel.ParkingLot()
         self._closed = False
         #: Set by the service: its core, for transactions without a row yet. None if it is down, or on another instance.
         self.begins: ManagerCore | None = None
@@ -117,13 +118,12 @@ class PointerIndex:
                 self._writing[pointer] = left
             else:
                 del self._writing[pointer]
-        self._quiet.set()
-        self._quiet = trio.Event()
+        self._quiet.unpark_all()
 
     async def no_writes(self) -> None:
         """Wait until no topic is writing rows of any pointer."""
         while self._writing:
-            await self._quiet.wait()
+            await self._quiet.park()
 
     def drop(self, name: TopicName, pointers: Iterable[int]) -> None:
         """Note that a topic has no rows about these pointers any more."""
@@ -176,7 +176,7 @@ class PointerIndex:
         """Wait until no topic is writing rows of these."""
         wanted = tuple(pointers)
         while self.busy(wanted):
-            await self._quiet.wait()
+            await self._quiet.park()
 
     def decided(self, pointers: Iterable[int]) -> None:
         """Note that these are durably committed or aborted: topics may forget them, and waiting polls continue."""

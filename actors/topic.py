@@ -353,6 +353,8 @@ class TopicActor(Actor[TopicCore, Step]):
             self._cache.roll_back(core.state.prefix, pointer, first, last)
 
     def _settled(self, core: TopicCore, step: Step) -> Answers:
+        if step.operations:
+            self._committed(core, step)
         return core.settled(step, self._now() if core.needs_time(step) else _NO_TIME)
 
     def _settle(self, core: TopicCore, step: Step, answers: Answers) -> None:
@@ -361,7 +363,7 @@ class TopicActor(Actor[TopicCore, Step]):
         # After the answers, so that counting does not delay them.
         observer = self._environment.observer
         if step.messages:
-            publishes = sum(1 for ticket, _ in step.answers if isinstance(as_ticket(ticket).ask, PUBLISHES))
+            publishes = sum(1 for ticket, _ in answers if isinstance(ticket.ask, PUBLISHES))
             observer.committed(publishes, step.messages, self._commit_took_s)
         if step.producer_outcomes:
             observer.producer_events(step.producer_outcomes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from actors.actor import Actor, Supervision, as_ticket
+from actors.actor import Actor, Supervision
 from actors.decisions import PointerClosing, roll_back
 from actors.mailbox import Ticket
 from plainsong.protocol.effects import Table
@@ -184,9 +184,6 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     def _commit_ends(self, step: ManagerStep, *, is_durable: bool) -> None:
         """Do nothing; see ``_commit_begins``."""
 
-    def _committed(self, core: ManagerCore, step: ManagerStep) -> None:
-        """Do nothing: ``_settled`` completes the step in the core."""
-
     def _settled(self, core: ManagerCore, step: ManagerStep) -> Answers:
         return core.settled(step)
 
@@ -200,11 +197,11 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         self._on_settled(step)
         for ticket, answer in answers:
             if isinstance(answer, RollFirst):
-                self._roll_back_first(core, answer, (as_ticket(ticket),))
+                self._roll_back_first(core, answer, (ticket,))
             elif isinstance(answer, CloseFirst):
-                self._return(as_ticket(ticket))
+                self._return(ticket)
             else:
-                as_ticket(ticket).settle(answer)
+                ticket.settle(answer)
 
     def wake_replicas(self) -> None:
         """Wake replicas that wait for a change."""

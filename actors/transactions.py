@@ -242,16 +242,19 @@ class TransactionService(LedgerReads):
         """True once the first load, for which callers wait, has ended."""
         return self._supervision.first_load_ended.is_set()
 
-    def put(self, ask: Ask[A], settled: Callable[[A | Exception], object]) -> None:
+    def put(
+        self,
+        ask: Ask[A],
+        settled: Callable[[A | Exception], object],
+        prepare: Callable[[A | Exception], object] | None = None,
+    ) -> None:
         """Ask without waiting; call only once it ``has_loaded``.
 
         Args:
-          settled: see ``Future.on_settled``.
+          settled, prepare: see ``Ticket``. An answer that only begins a detour is prepared too, but never given.
           Raises what ``Mailbox.put`` raises.
         """
-        ticket = Ticket(ask)
-        ticket.on_settled(settled)
-        self._mailbox.put(ticket, wake=False)
+        self._mailbox.put(Ticket(ask, settled, prepare), wake=False)
         self._turns.wake_for(self._actor)
 
     async def ask(self, ask: Ask[A]) -> A:

@@ -731,14 +731,11 @@ class Rates:
     """The rates of all topics, in both directions, and their delivery delays."""
 
     def __init__(self) -> None:
+        #: Durable messages; sizes are bytes of payload.
         self.publishing = Rate()
         self.polling = Rate()
         self.delivery = LastDelays()
         """Times from publish to delivery, for polls that waited."""
-
-    def published(self, name: TopicName, messages: int, now_s: float, size: int = 0) -> None:
-        """Count durable messages, with ``size`` bytes of payload."""
-        self.publishing.add(name, messages, now_s, size)
 
     def delivered(self, name: TopicName, messages: int, now_s: float) -> None:
         """Count messages that were read for a client."""

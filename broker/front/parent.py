@@ -561,7 +561,7 @@ class PublishBatches:
         """Count answered publishes; those forwarded to another owner are counted there."""
         if isinstance(outcome, Receipt):
             self._accounting.requested("publish", 200, seconds, requests)
-            self._publishing.rates.published(name, requests, trio.current_time(), size)
+            self._publishing.rates.publishing.add(name, requests, trio.current_time(), size)
         elif not isinstance(outcome, NoOwner):
             self._accounting.requested("publish", status_of(outcome), seconds, requests)
 

@@ -208,7 +208,8 @@ class Reservation:
         self._budget.reserved_bytes -= self.reserved_bytes
         self.reserved_bytes = 0
         self.gave_way = False
-        self.keeps()
+        if self._gives_way is not None:
+            self.keeps()
 
     def __enter__(self) -> Self:
         return self

@@ -163,17 +163,17 @@ async def answer_reader(
     return await answer(request)
 
 
-def answer_with(answered: Answered, answer: Callable[[A], Answer], found: A | Exception) -> None:
-    """Give the answer that ``answer`` makes of an actor's outcome.
+def rendered(request: Request, render: Callable[[A], Answer], found: A | Exception) -> Answer | Exception:
+    """Return the outcome of a request that asked an actor: an error, or the answer that ``render`` makes.
 
-    Called in the actor's turn, so a bug in ``answer`` is given as an outcome instead of raised.
+    Called in the actor's turn, so a bug in ``render`` is an outcome instead of raised.
     """
     if isinstance(found, Exception):
-        answered(found)
-        return
+        return found
     try:
-        made = answer(found)
+        answer = render(found)
+        if request.prepare is not None:
+            request.prepare(answer)
     except Exception as error:  # noqa: BLE001
-        answered(error)
-        return
-    answered(made)
+        return error
+    return answer

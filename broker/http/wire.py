@@ -30,32 +30,9 @@ LAST_CHUNK = b"0\r\n\r\n"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 
 
-class _Dates:
-    """The ``Date`` header, formatted once a second."""
-
-    __slots__ = ("_date", "_line", "_second")
-
-    def __init__(self) -> None:
-        self._second = -1
-        self._date = ""
-        self._line = ""
-
-    def line(self) -> str:
-        """Return the ``Date`` line, and the start of the ``X-Request-Id`` line that follows it."""
-        now = int(time.time())
-        if now != self._second:
-            self._second = now
-            self._date = f"Date: {formatdate(now, usegmt=True)}\r\n"
-            self._line = f"{self._date}X-Request-Id: "
-        return self._line
-
-    def date(self) -> str:
-        """Return the ``Date`` line alone."""
-        self.line()
-        return self._date
-
-
-_dates = _Dates()
+@lru_cache(maxsize=1)
+def _date_line(now_s: int) -> str:
+    return f"Date: {formatdate(now_s, usegmt=True)}\r\n"
 
 
 def answer_head(answer: Answer, request_id: str, *, chunks: bool, close: bool) -> bytes:
@@ -63,7 +40,7 @@ def answer_head(answer: Answer, request_id: str, *, chunks: bool, close: bool) -
 
     A stream is framed by its length if that is known, else by chunks, or by the end of the connection.
     """
-    head = f"{_STATUS_LINES[answer.status]}{_dates.line()}{request_id}\r\n"
+    head = f"{_STATUS_LINES[answer.status]}{_date_line(int(time.time()))}X-Request-Id: {request_id}\r\n"
     if answer.content_type is not None:
         head = f"{head}Content-Type: {answer.content_type}\r\n"
     for name, value in answer.headers:
@@ -89,7 +66,7 @@ def head_of(status: int, headers: Iterable[tuple[str, str]], *, chunks: bool) ->
     """Return the head of an answer; ``headers`` has all but ``Date`` and ``Transfer-Encoding``."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
     framing = "Transfer-Encoding: chunked\r\n" if chunks else ""
-    return f"{_STATUS_LINES[status]}{_dates.date()}{lines}{framing}\r\n".encode("latin-1")
+    return f"{_STATUS_LINES[status]}{_date_line(int(time.time()))}{lines}{framing}\r\n".encode("latin-1")
 
 
 def chunk(data: bytes) -> bytes:

@@ -403,8 +403,8 @@ class Committer:
     def _refused(self) -> StoreError | None:
         """Return the error for new rows, if any. Waits for the next volume if the newest is far too full."""
         if (
-            self._next.is_made
-            or self._sets.current.newest.memory_bytes < MAX_OVERFULL * self._options.settings.volume_bytes
+            self._sets.current.newest.memory_bytes < MAX_OVERFULL * self._options.settings.volume_bytes
+            or self._next.is_made
         ):
             return None
         self._next.request()

@@ -91,6 +91,8 @@ class LevelDBStore:
             self._write_group, is_hot=self._is_hot, max_inline_s=options.settings.inline_commit_s
         )
         self.bell = self._group_commit.bell
+        #: See ``Store.gather_writes`` and ``Store.write_gathered``.
+        self.gather_writes, self.write_gathered = self._group_commit.gather, self._group_commit.write_gathered
         self._readers = trio.CapacityLimiter(options.max_readers)
         self._reclaiming = trio.CapacityLimiter(1)
         self._tidying = trio.Lock()
@@ -192,7 +194,11 @@ class LevelDBStore:
     ) -> None:
         """See ``Store.begin``."""
         del claim
-        self._begin(PendingWrite(commit, while_syncing=while_syncing), completed)
+        # A commit's operations must not refer to the commit: a reference cycle would keep the request objects alive
+        # until the next collection.
+        self._group_commit.begin(
+            PendingWrite(commit, on_completed=self._written, while_syncing=while_syncing, completed=completed)
+        )
 
     @property
     def writes_inline(self) -> bool:
@@ -204,26 +210,11 @@ class LevelDBStore:
         """See ``Store.is_idle``."""
         return not self._calls_inside and self._group_commit.is_idle
 
-    def gather_writes(self) -> None:
-        """See ``Store.gather_writes``."""
-        self._group_commit.gather()
-
-    def write_gathered(self) -> None:
-        """See ``Store.write_gathered``."""
-        self._group_commit.write_gathered()
-
     def _is_hot(self) -> bool:
         return self._db is not None and self._db.committer.is_hot(MAX_INLINE_BYTES)
 
-    def _begin(self, work: PendingWrite, completed: Callable[[Exception | None], object]) -> None:
-        """Begin a commit. If a long rollback leaves operations, ``_written`` submits them."""
-        # A commit's operations must not refer to the commit: a reference cycle would keep the request objects alive
-        # until the next collection.
-        work.completed = completed
-        work.on_completed = self._written
-        self._group_commit.begin(work)
-
     def _written(self, done: PendingWrite) -> None:
+        """Report a commit to its submitter; first begin the operations that a long rollback has left."""
         error, completed = done.error, done.completed
         assert completed is not None  # given with the commit
         if error is not None:
@@ -265,7 +256,12 @@ class LevelDBStore:
 
     async def _submit(self, work: PendingWrite) -> None:
         """Write a commit and wait until it is durable. Raises StoreError."""
-        failed = await self._group_commit.written(partial(self._begin, work))
+
+        def begin(completed: Callable[[Exception | None], object]) -> None:
+            work.on_completed, work.completed = self._written, completed
+            self._group_commit.begin(work)
+
+        failed = await self._group_commit.written(begin)
         if failed is not None:
             raise failed
 
@@ -443,7 +439,7 @@ class LevelDBStore:
         tables = self._db
         if self._broken or tables is None:
             raise NothingWritten("a write failed before, and the store has not been reopened", hint="send it again")
-        failed = tables.failed
+        failed = tables.keeper.thread.failed
         if failed is not None:
             self._broken = True
             raise NothingWritten(failed.detail, hint=failed.hint)

@@ -7,7 +7,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from actors.actor import complete_all
-from actors.mailbox import Mailbox, Ticket
+from actors.mailbox import Mailbox, Prepared, Ticket
 from plainsong.protocol.errors import Overloaded, Recovering, ShuttingDown
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import Describe, Publish
@@ -195,14 +195,32 @@ async def test_a_deadline_ends_the_wait_of_the_receiver(autojump_clock):
     assert len(await receive_batch(mailbox, 10, 100, deadline_s=trio.current_time() - 1)) == 1
 
 
+def test_an_answer_is_given_as_it_was_prepared_and_another_one_is_converted_when_it_is_given():
+    converted, given = [], []
+
+    def convert(found):
+        converted.append(found)
+        return f"made of {found!r}"
+
+    answers = [object(), None, ValueError("no")]
+    for answer in answers:
+        reply = Prepared(convert, given.append)
+        reply.prepare(answer)
+        reply.settled(answer)
+    assert converted == answers
+    reply = Prepared(convert, given.append)
+    reply.prepare("begun")
+    reply.settled("done")
+    assert given == [f"made of {answer!r}" for answer in (*answers, "done")]
+
+
 def test_a_notification_that_raises_does_not_keep_other_callers_from_their_answers(caplog):
-    first, second, told = Ticket(Describe()), Ticket(Describe()), []
+    told = []
 
     def fail(answer):
         raise RuntimeError(answer)
 
-    first.on_settled(fail)
-    second.on_settled(told.append)
+    first, second = Ticket(Describe(), fail), Ticket(Describe(), told.append)
     complete_all([(first, 1), (second, 2)])
     assert told == [2]
     assert "an answer could not be delivered" in caplog.text

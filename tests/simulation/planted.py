@@ -93,8 +93,8 @@ MISTAKES = (
         "answered while the disk works",
         "durable",
         ACTOR,
-        "                as_ticket(ticket).prepare(answer)\n",
-        "                as_ticket(ticket).settle(answer)\n",
+        "                ticket.prepare(answer)\n",
+        "                ticket.settle(answer)\n",
         inline=True,
     ),
     Mistake(

@@ -137,7 +137,7 @@ def rows_of_the_transaction_service() -> list[Operation]:
                     **begun,
                     state="invalid",
                     listed=(INVALID, INVALID + 3),
-                    checkpoints=(INVALID + 3,),
+                    pointers=(INVALID, INVALID + 3),
                     **decided,
                 ),
                 Record(INVALID + 1, **begun, must_prepare=True, aborting=True),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import trio
 
+from actors.mailbox import Prepared
 from broker.api.answers import LOOP_BYTES, off_loop
 from broker.http.deadlines import Deadlines
-from broker.http.handlers import answer_of
+from broker.http.handlers import answer_of, rendered
 from broker.http.messages import Answer, one_of, parse_query, wants_representation, whole_number
 from broker.security.guard import forbidden
 from broker.security.identity import ANONYMOUS
@@ -130,15 +130,19 @@ class Publishing:
         return await answer_of(lambda request, answered: self._publish(request, given, answered), request)
 
     def _publish(self, request: Request, given: Given, answered: Answered) -> None:
-        request.messages = len(given.body.messages)
-        write = _Publish(self, request, given, answered)
+        name, body = given.name, given.body
+        request.messages = len(body.messages)
+        write = Prepared(
+            partial(rendered, request, partial(answer_publish, request, given)),
+            partial(self._counted, name, body, answered),
+        )
         self.put(
-            given.name,
-            _ask_to_publish(given.body, given.size),
+            name,
+            _ask_to_publish(body, given.size),
             write.settled,
             write.prepare,
-            pointer=given.body.write_pointer,
-            of_producer=given.body.producer is not None,
+            pointer=body.write_pointer,
+            of_producer=body.producer is not None,
         )
 
     def put(
@@ -193,23 +197,21 @@ class Publishing:
         settled: Callable[[PublishResponse | Receipt | Exception], object],
     ) -> None:
         """Publish a checked request; ``settled`` receives the positions of its messages, or an error as of ``publish``."""
-
-        def counted(found: PublishResponse | Receipt | Exception) -> None:
-            settled(found)
-            if not isinstance(found, Exception):
-                self.count(name, body)
-
         self.put(
             name,
             _ask_to_publish(body, size),
-            counted,
+            partial(self._counted, name, body, settled),
             pointer=body.write_pointer,
             of_producer=body.producer is not None,
         )
 
-    def count(self, name: TopicName, body: PublishRequest) -> None:
-        """Count a request's messages as published."""
-        self.rates.published(name, len(body.messages), trio.current_time(), body.lengths.total)
+    def _counted(
+        self, name: TopicName, body: PublishRequest, settled: Callable[[Any], object], outcome: object
+    ) -> None:
+        """Give the outcome of a publish, then count its messages: the client does not wait for that."""
+        settled(outcome)
+        if not isinstance(outcome, Exception):
+            self.rates.publishing.add(name, len(body.messages), trio.current_time(), body.lengths.total)
 
     def store(self, request: Request, answered: Answered) -> None:
         """Store messages under a write pointer, or staged by a producer, until they are published; 200 means durable.
@@ -231,7 +233,7 @@ class Publishing:
         name = request.name
         _check_store(request, body)
         request.messages = len(body.messages)
-        write = _Write(self, request, body, answered)
+        write = Prepared(partial(rendered, request, _stored), answered)
         self.put(
             name,
             _ask_to_store(body, len(request.body)),
@@ -348,67 +350,9 @@ class _InTime:
         self(self._publishing.late(self._name))
 
 
-class _Write:
-    """A store request to a topic, and the base of all write requests.
-
-    Its methods run in the actor's step, where a bug must not raise.
-    """
-
-    __slots__ = ("_answered", "_body", "_prepared", "_publishing", "_request")
-
-    def __init__(self, publishing: Publishing, request: Request, body: PublishRequest, answered: Answered) -> None:
-        self._publishing = publishing
-        self._answered = answered
-        self._prepared: Answer | None = None
-        self._request = request
-        self._body = body
-
-    def prepare(self, found: object) -> None:
-        """Render the answer that ``settled`` sends if the commit succeeds."""
-        if isinstance(found, Exception):
-            return
-        request = self._request
-        with suppress(Exception):  # ``settled`` meets the error again, and answers it
-            self._prepared = self._answer(found)
-            if request.prepare is not None:
-                request.prepare(self._prepared)
-
-    def settled(self, found: object) -> None:
-        """Send the answer."""
-        if isinstance(found, Exception):
-            self._answered(found)
-            return
-        try:
-            answer = self._prepared or self._answer(found)
-        except Exception as error:  # noqa: BLE001
-            self._answered(error)
-            return
-        self._answered(answer)
-        self._done()
-
-    def _answer(self, found: Any) -> Answer:
-        """Render the answer to the topic's result."""
-        del found
-        return Answer(200)
-
-    def _done(self) -> None:
-        """Do the work that the client need not wait for."""
-
-
-class _Publish(_Write):
-    """A publish request to a topic."""
-
-    __slots__ = ("_given",)
-
-    def __init__(self, publishing: Publishing, request: Request, given: Given, answered: Answered) -> None:
-        super().__init__(publishing, request, given.body, answered)
-        self._given = given
-
-    def _answer(self, found: PublishResponse | Receipt) -> Answer:
-        return answer_publish(self._request, self._given, found)
-
-    def _done(self) -> None:
-        self._publishing.count(self._given.name, self._body)
+def _stored(_: None) -> Answer:
+    """Return the answer to a store request."""
+    return Answer(200)
 
 
 def _ask_to_publish(body: PublishRequest, size: int) -> Ask[Any]:

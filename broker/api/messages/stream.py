@@ -274,7 +274,7 @@ class LocalStream:
     def _count(self, status: int, requests: int, messages: int, seconds: float, size: int = 0) -> None:
         self._accounting.requested("stream", status, seconds, requests)
         if messages:
-            self._publishing.rates.published(self._name, messages, trio.current_time(), size)
+            self._publishing.rates.publishing.add(self._name, messages, trio.current_time(), size)
 
     def _plain(self, error: Exception) -> PlainsongError:
         plain = only_plain(error)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from actors.mailbox import Prepared
 from actors.namespaces import checked_properties
 from broker.api.answers import json_answer, off_loop
 from broker.api.change import change_answer
-from broker.http.handlers import answer_with
+from broker.http.handlers import rendered
 from broker.http.messages import Answer, flag
 from broker.http.route import JSON_TYPE, Endpoint
 from broker.security.guard import forbidden, target_of
@@ -171,7 +172,7 @@ class Topics:
         if flag(parameters, "dryRun"):
             self.tasks.run(self._create, request, answered)
             return
-        self._put(name, ask, answered, lambda _: Answer(200))
+        self._put(name, ask, request, lambda _: Answer(200), answered)
 
     async def _create(self, request: Request) -> Answer:
         """Like ``create``, with rights, quotas and dry runs."""
@@ -203,9 +204,12 @@ class Topics:
         names = frozenset(given or ()) - {"generation"}
         return Create(properties, if_not_exists, creator=_creator(request), given=names), parameters
 
-    def _put(self, name: TopicName, ask: Ask[A], answered: Answered, answer: Callable[[A], Answer]) -> None:
-        """Ask the topic; ``answer`` converts its result."""
-        self.directory.put(name, ask, partial(answer_with, answered, answer))
+    def _put(
+        self, name: TopicName, ask: Ask[A], request: Request, render: Callable[[A], Answer], answered: Answered
+    ) -> None:
+        """Ask the topic; ``render`` makes the answer of its result."""
+        answer = Prepared(partial(rendered, request, render), answered)
+        self.directory.put(name, ask, answer.settled, answer.prepare)
 
     @asynccontextmanager
     async def _one_more(self, request: Request) -> AsyncIterator[QuotaExceeded | None]:
@@ -243,7 +247,7 @@ class Topics:
         """Answer with the topic's name, its properties as strings, and its deduplication; or TopicNotFound."""
         name = request.name
         request.parameters()
-        self._put(name, Describe(), answered, partial(self._answer_with, name))
+        self._put(name, Describe(), request, partial(self._answer_with, name), answered)
 
     def _answer_with(self, name: TopicName, found: Description) -> Answer:
         metadata = found.metadata

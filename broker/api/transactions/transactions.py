@@ -5,14 +5,15 @@ from __future__ import annotations
 from binascii import b2a_base64
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import trio
 
+from actors.mailbox import Prepared
 from actors.transaction_actor import service_moved
 from broker.api.answers import LOOP_BYTES, json_answer, off_loop
 from broker.api.change import change_answer
-from broker.http.handlers import answer_of, answer_with
+from broker.http.handlers import rendered
 from broker.http.messages import Answer, flag, one_of, parse_query, wants_representation, whole_number
 from broker.http.route import SMALL_BODY_BYTES
 from broker.security.guard import forbidden
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import PointerView
     from plainsong.protocol.transactions.asks import Begun, Decision, PruningFigures, State, TransactionStatus
 
-A = TypeVar("A")
 #: Pointers have 63 bits.
 MAX_ID_DIGITS = 19
 _TYPES = {"short": TransactionType.SHORT, "long": TransactionType.LONG}
@@ -115,57 +115,62 @@ class TransactionRoutes:
         owner = None if request.who == ANONYMOUS else request.who.name
         if owner is not None and self.quotas is not None:
             self.quotas.check_begin(request.who, transactions.open_of)
-        self._put(Begin(**given, owner=owner), answered, partial(begun_answer, as_number=as_number))
+        render = partial(begun_answer, as_number=as_number)
+        self._put(transactions, Begin(**given, owner=owner), request, render, answered)
 
     def prepare(self, request: Request, answered: Answered) -> None:
         """Record the changes and check for conflicts. Answers with the errors of ``asks.Prepare``."""
-        as_number, transaction_id = self._numbers(request), self._own(request)
+        transactions, as_number = self.embedded(), numbers(request.query)
+        transaction_id = own_transaction(transactions, request)
         if len(request.body) > LOOP_BYTES:
             self.tasks.run(self._read_and_prepare, request, answered)
             return
-        self._prepare(transaction_id, as_number, _changes(request.body), answered)
+        changes = _changes(request.body)
+        ask = Prepare(transaction_id, changes, sum(map(len, changes)))
+        self._put(transactions, ask, request, lambda _: _decided(transaction_id, "in_progress", as_number), answered)
 
     async def _read_and_prepare(self, request: Request) -> Answer:
         """Decode a large body in a thread, then prepare."""
         changes = await off_loop(len(request.body), JSON, partial(_changes, request.body))
-        as_number, transaction_id = self._numbers(request), self._own(request)
-        return await answer_of(lambda _, answered: self._prepare(transaction_id, as_number, changes, answered), request)
-
-    def _prepare(self, transaction_id: int, as_number: Numbers, changes: list[bytes], answered: Answered) -> None:
-        ask = Prepare(transaction_id, changes, sum(map(len, changes)))
-        prepared = _decided(transaction_id, "in_progress", as_number)
-        self._put(ask, answered, lambda _: prepared)
+        transactions, as_number = self.embedded(), numbers(request.query)
+        transaction_id = own_transaction(transactions, request)
+        await transactions.ask(Prepare(transaction_id, changes, sum(map(len, changes))))
+        return _decided(transaction_id, "in_progress", as_number)
 
     def commit(self, request: Request, answered: Answered) -> None:
         """Commit; idempotent. Answers with the errors of ``asks.Commit``."""
-        as_number = self._numbers(request)
-        refuse_body(request.body)
-        self._put(Commit(self._own(request)), answered, partial(decided_answer, as_number=as_number))
+        self._decide(Commit, request, answered)
 
     def abort(self, request: Request, answered: Answered) -> None:
         """Abort; the answer's state is the outcome. Answers with errors as ``TransactionService.abort``."""
         if "dryRun" in request.query or wants_representation(request.headers.get("prefer", "")):
             self.tasks.run(self._abort_and_say, request, answered)
             return
-        as_number = self._numbers(request)
+        self._decide(Abort, request, answered)
+
+    def _decide(self, ask: type[Commit] | type[Abort], request: Request, answered: Answered) -> None:
+        transactions, as_number = self.embedded(), numbers(request.query)
         refuse_body(request.body)
-        self._put(Abort(self._own(request)), answered, partial(decided_answer, as_number=as_number))
+        render = partial(decided_answer, as_number=as_number)
+        self._put(transactions, ask(own_transaction(transactions, request)), request, render, answered)
 
     async def _abort_and_say(self, request: Request) -> Answer:
         return await self._end(request, "transaction.abort", "aborted", self.embedded().abort)
 
-    def _numbers(self, request: Request) -> Numbers:
-        """Return the format of pointers in the answer. Raises as ``embedded``, and InvalidParameter."""
-        self.embedded()
-        return numbers(request.query)
-
-    def _put(self, ask: Ask[A], answered: Answered, answer: Callable[[A], Answer]) -> None:
-        """Ask the service; ``answer`` converts its result. Raises as ``Mailbox.put``."""
-        transactions = self.embedded()
+    def _put(
+        self,
+        transactions: TransactionService,
+        ask: Ask[Any],
+        request: Request,
+        render: Callable[[Any], Answer],
+        answered: Answered,
+    ) -> None:
+        """Ask the service; ``render`` makes the answer of its result. Raises as ``Mailbox.put``."""
+        answer = Prepared(partial(rendered, request, render), answered)
         if transactions.has_loaded:
-            transactions.put(ask, partial(answer_with, answered, answer))
+            transactions.put(ask, answer.settled, answer.prepare)
         else:
-            self.tasks.settle(partial(transactions.ask, ask), partial(answer_with, answered, answer))
+            self.tasks.settle(partial(transactions.ask, ask), answer.settled)
 
     async def list_all(self, request: Request) -> Answer:
         """List transactions, oldest first: in progress and invalid, or those of one state."""
@@ -197,14 +202,14 @@ class TransactionRoutes:
 
     def checkpoint(self, request: Request, answered: Answered) -> None:
         """Add a write pointer to the transaction. Answers with TransactionNotFound, TransactionNotInProgress."""
-        as_number = numbers(request.query)
-        transaction_id = self._own(request)
+        as_number, transactions = numbers(request.query), self.embedded()
+        transaction_id = own_transaction(transactions, request)
         snapshot = request.fields(_CHECKPOINT).get("snapshot")
         transaction = None if snapshot is None else decode_transaction(snapshot)
         if transaction is not None and transaction.transaction_id != transaction_id:
             raise InvalidParameter("the snapshot is another transaction's", hint="send the one that begin returned")
         ask = Checkpoint(transaction_id, transaction)
-        self._put(ask, answered, partial(begun_answer, as_number=as_number))
+        self._put(transactions, ask, request, partial(begun_answer, as_number=as_number), answered)
 
     async def truncate(self, request: Request) -> Answer:
         """Remove transactions from the invalid list, by id or by age, after rolling back their remaining messages."""
@@ -241,7 +246,7 @@ class TransactionRoutes:
         parameters = request.parameters("longs", "dryRun")
         as_number, dry_run = longs(parameters), flag(parameters, "dryRun")
         refuse_body(request.body)
-        transaction_id = self._own(request)
+        transaction_id = own_transaction(self.embedded(), request)
         if not dry_run and not wants_representation(request.headers.get("prefer", "")):
             return decided_answer(await decide(transaction_id), as_number)
         status = await self.embedded().look(transaction_id)
@@ -306,23 +311,6 @@ class TransactionRoutes:
             figures = replace(figures, oldest_by_topic=seen)
         return json_answer(_figures(figures, limit, as_number, kept_because))
 
-    def _own(self, request: Request) -> int:
-        """Return the id of the transaction in the path, if the client began it or may end others' transactions.
-
-        Any of its pointers will do: a held reader reports the pointer that holds it, perhaps a checkpoint's.
-
-        Raises:
-          InvalidParameter: it is not an id. Forbidden: the transaction was begun by another name.
-          TransactionsUnavailable, NoOwner: its owner cannot be determined.
-        """
-        transaction_id = self._known(request)
-        refuse_others(self.embedded(), request, transaction_id, "operate", "service")
-        return transaction_id
-
-    def _known(self, request: Request) -> int:
-        pointer = parse_transaction_id(request.path["transaction"])
-        return self.embedded().id_of(pointer)
-
     def embedded(self) -> TransactionService:
         """Return the daemon's own service.
 
@@ -340,6 +328,20 @@ class TransactionRoutes:
         raise TransactionsUnavailable(
             "this daemon has no transaction service", hint='set transactions.service to "embedded"'
         )
+
+
+def own_transaction(service: TransactionService, request: Request) -> int:
+    """Return the id of the transaction in the path, if the client began it or may end others' transactions.
+
+    Any of its pointers will do: a held reader reports the pointer that holds it, perhaps a checkpoint's.
+
+    Raises:
+      InvalidParameter: it is not an id. Forbidden: the transaction was begun by another name.
+      TransactionsUnavailable: its owner cannot be determined.
+    """
+    transaction_id = service.id_of(parse_transaction_id(request.path["transaction"]))
+    refuse_others(service, request, transaction_id, "operate", "service")
+    return transaction_id
 
 
 def refuse_others(service: TransactionService, request: Request, pointer: int, verb: Verb, target: str) -> None:
@@ -375,30 +377,18 @@ def _changes(body: bytes) -> list[bytes]:
     return changes
 
 
-class Numbers:
-    """The format of write pointers in an answer."""
-
-    __slots__ = ("as_strings",)
-
-    def __init__(self, as_strings: bool) -> None:
-        self.as_strings = as_strings
-
-    def __call__(self, pointer: int) -> int | str:
-        """Return the pointer as a JSON value."""
-        return str(pointer) if self.as_strings else pointer
-
-
-_AS_NUMBERS, _AS_STRINGS = Numbers(False), Numbers(True)
+#: The format of write pointers in an answer, as JSON values.
+Numbers: TypeAlias = type[int] | type[str]
 
 
 def numbers(query: str) -> Numbers:
     """Parse a query that may have only ``longs``. Raises InvalidParameter."""
-    return longs(parse_query(query, ("longs",))) if query else _AS_NUMBERS
+    return longs(parse_query(query, ("longs",))) if query else int
 
 
 def longs(parameters: dict[str, str]) -> Numbers:
     """Return the format that the parameter ``longs`` asks for. Raises InvalidParameter."""
-    return _AS_STRINGS if one_of(parameters, "longs", ("number", "string"), "number") == "string" else _AS_NUMBERS
+    return str if one_of(parameters, "longs", ("number", "string"), "number") == "string" else int
 
 
 def parse_transaction_id(text: str) -> int:

@@ -133,12 +133,17 @@ def open_record(ledger: Ledger, transaction_id: int) -> Record:
       TransactionNotFound, TransactionNotInProgress.
     """
     record = find_record(ledger, transaction_id)
+    _check_open(record)
+    return record
+
+
+def _check_open(record: Record) -> None:
+    """Raise TransactionNotInProgress for a transaction that is decided, or being decided."""
     if record.state != "in_progress":
         raise not_in_progress(record)
     if record.aborting or record.frozen:
         doing = "aborted" if record.aborting else "committed"
-        raise TransactionNotInProgress(f"transaction {transaction_id} is being {doing}")
-    return record
+        raise TransactionNotInProgress(f"transaction {record.transaction_id} is being {doing}")
 
 
 def not_in_progress(record: Record) -> TransactionNotInProgress:
@@ -292,7 +297,7 @@ def commit(ledger: Ledger, step: ManagerStep, ask: Commit, now: ManagerNow) -> D
     if record.state == "in_progress" and record.topics and not record.frozen and not record.aborting:
         return CloseFirst()  # a topic was enlisted in this very step
     record.frozen = 0
-    record = open_record(ledger, ask.transaction_id)
+    _check_open(record)
     if record.must_prepare:
         raise TransactionConflict(
             f"transaction {record.transaction_id} conflicted before", hint="prepare it again, or abort it"
@@ -306,7 +311,7 @@ def commit(ledger: Ledger, step: ManagerStep, ask: Commit, now: ManagerNow) -> D
         ledger.committed.add(changes)
     _close(ledger, record, now)
     record.state = "committed"
-    _raise_read_pointer(ledger, record.write_pointer)
+    _raise_read_pointer(ledger, record.pointers[-1])
     ledger.remember(record)
     step.decide(record, Change(closed=record.pointers))
     _forget_changes(ledger, step)
@@ -427,6 +432,8 @@ def _drop_prepared(ledger: Ledger, step: ManagerStep, record: Record) -> None:
 
 def _forget_changes(ledger: Ledger, step: ManagerStep) -> None:
     """Drop change sets with which no open short transaction can conflict, and the oldest beyond the bound."""
+    if not len(ledger.committed):
+        return
     _drop_sets(step, ledger.committed.drop_below(ledger.first_short))
     over = ledger.committed.drop_over(ledger.settings.max_committed_bytes)
     if over:

@@ -208,7 +208,7 @@ class Ledger:
 
     def add_checkpoint(self, record: Record, pointer: int) -> None:
         """Add a pointer to an open transaction."""
-        record.checkpoints += (pointer,)
+        record.pointers += (pointer,)
         self.by_pointer[pointer] = record
         insort(self.in_progress, pointer)
 
@@ -520,7 +520,8 @@ class ManagerStep:
             self.invalidated.extend(record.pointers)
         else:
             self.decided.extend(record.pointers)
-            self.release(record)
+            if record.topics:
+                self.release(record)
         self.write_record(record)
 
     def _put(self, kind: bytes, pointer: int | None, value: bytes) -> None:

@@ -43,7 +43,8 @@ class Record:
     """All pointers up to this one were decided when it began."""
     read_pointer: int
     """Its read pointer at the begin."""
-    checkpoints: tuple[int, ...] = ()
+    pointers: tuple[int, ...] = ()
+    """Its id, then the pointers of its checkpoints; ascending."""
     must_prepare: bool = False
     """True after a conflict: a commit is refused until a prepare succeeds."""
     aborting: bool = False
@@ -68,14 +69,13 @@ class Record:
     topics: set[TopicName] = field(default_factory=set)
     """Enlisted topics, which may have rows of it. Each enlistment has a row of its own."""
 
-    @property
-    def pointers(self) -> tuple[int, ...]:
-        """Its id, then the pointers of its checkpoints; ascending."""
-        return (self.transaction_id, *self.checkpoints)
+    def __post_init__(self) -> None:
+        self.pointers = self.pointers or (self.transaction_id,)
 
     @property
-    def write_pointer(self) -> int:
-        return self.checkpoints[-1] if self.checkpoints else self.transaction_id
+    def checkpoints(self) -> tuple[int, ...]:
+        """The pointers of its checkpoints."""
+        return self.pointers[1:]
 
     def encode(self) -> bytes:
         record: dict[str, object] = {
@@ -88,7 +88,7 @@ class Record:
         }
         if self.owner is not None:
             record["u"] = self.owner
-        if self.checkpoints:
+        if len(self.pointers) > 1:
             record["c"] = self.checkpoints
         if self.must_prepare:
             record["p"] = True
@@ -126,7 +126,7 @@ def _decoded(transaction_id: int, record: dict[str, Any]) -> Record:
         expires_ms=number(record["e"]),
         bound=number(record["b"]),
         read_pointer=number(record["r"]),
-        checkpoints=tuple(map(number, record.get("c", ()))),
+        pointers=(transaction_id, *map(number, record.get("c", ()))),
         must_prepare=record.get("p", False) is True,
         aborting=record.get("a", False) is True,
         state=_STATES[number(record.get("o", 0))],

@@ -125,8 +125,9 @@ class ManagerCore:
             step.remove(self._leftovers)
             self._leftovers = ()
             forgotten = self.ledger.forget(now.wall_ms)
-            step.drop(TRANSACTION, [record.transaction_id for record in forgotten])
-            step.forgotten += [pointer for record in forgotten for pointer in record.pointers]
+            if forgotten:
+                step.drop(TRANSACTION, [record.transaction_id for record in forgotten])
+                step.forgotten += [pointer for record in forgotten for pointer in record.pointers]
         step.read_pointer = self.ledger.head.read_pointer
         return step
 

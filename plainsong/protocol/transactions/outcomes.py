@@ -72,7 +72,7 @@ def _status(ledger: Ledger, record: Record, now: ManagerNow) -> TransactionStatu
     return TransactionStatus(
         record.transaction_id,
         record.state,
-        record.write_pointer,
+        record.pointers[-1],
         record.type,
         record.client_id,
         record.started_ms,
