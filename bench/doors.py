@@ -24,6 +24,7 @@ from broker.api.routes import ROUTES
 from broker.config.sections import HttpConfig
 from broker.http.budgets import BodyBudget
 from broker.http.messages import Answer, Answered, Request
+from broker.http.reactor import open_reactor
 from broker.http.route import Endpoint
 from broker.http.server import serve_http
 
@@ -68,16 +69,18 @@ def serve_listener(reports: Connection) -> None:
         async with trio.open_nursery() as nursery:
 
             async def server(task_status: trio.TaskStatus[list[str]]) -> None:
-                await serve_http(
-                    settings,
-                    [Endpoint(each, empty) for each in ROUTES if each.name == "publish"],
-                    lambda: bare,
-                    binds=["127.0.0.1:0"],
-                    budget=budget,
-                    stop=trio.Event(),
-                    grace_s=1,
-                    task_status=task_status,
-                )
+                async with open_reactor(settings.keep_alive_s) as reactor:
+                    await serve_http(
+                        settings,
+                        [Endpoint(each, empty) for each in ROUTES if each.name == "publish"],
+                        lambda: bare,
+                        reactor=reactor,
+                        binds=["127.0.0.1:0"],
+                        budget=budget,
+                        stop=trio.Event(),
+                        grace_s=1,
+                        task_status=task_status,
+                    )
 
             addresses = await nursery.start(server)
             reports.send(int(addresses[0].rpartition(":")[2]))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import trio
 
     from broker.daemon import Daemon
+    from broker.http.reactor import Reactor
     from broker.thrift import Methods
     from broker.tls import Certificates
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 async def serve(
     daemon: Daemon,
     budget: BodyBudget,
+    reactor: Reactor,
     stop: trio.Event,
     certificates: Certificates | None = None,
     reloads: Reloads | None = None,
@@ -64,6 +66,7 @@ async def serve(
             partial(load_application, daemon.endpoints, settings, daemon.accounting),
             binds=list(map(str, config.http.binds)),
             unix_mode=config.http.unix_mode,
+            reactor=reactor,
             budget=budget,
             stop=stop,
             grace_s=config.shutdown.drain_s,
@@ -72,8 +75,6 @@ async def serve(
             guard=daemon.security.guard,
             begin=daemon.begin,
             peers=peers,
-            turns=daemon.directory.environment.turns,
-            bell=daemon.store.bell,
             accounting=daemon.accounting,
             descriptors=daemon.descriptors,
             task_status=task_status,
@@ -83,7 +84,7 @@ async def serve(
 
 
 async def start_thrift(
-    daemon: Daemon, stop: trio.Event, servers: trio.Nursery, certificates: Certificates | None = None
+    daemon: Daemon, reactor: Reactor, stop: trio.Event, servers: trio.Nursery, certificates: Certificates | None = None
 ) -> list[str]:
     """Serve Tephra's clients if ``transactions.thrift`` is set; return the addresses. Raises OSError."""
     config, authority = daemon.config, daemon.authority
@@ -102,7 +103,7 @@ async def start_thrift(
         stop=stop,
         grace_s=config.shutdown.drain_s,
         settings=config.http,
-        turns=daemon.directory.environment.turns,
+        reactor=reactor,
         tls=certificates.context if config.transactions.thrift_tls and certificates is not None else None,
         descriptors=daemon.descriptors,
     )

@@ -6,11 +6,12 @@ planned switch the primary's directory is a standby's.
     open_store
     └── second copy                  if there is one: ships the store's commits
         └── actors nursery           topics, transaction service, janitor, membership, space guard, loop watch
-            └── servers nursery      start() returns the bound addresses; then the cluster is entered
-                └── wait for SIGTERM or SIGINT
-                      0. in a cluster: our topics move to other owners; requests are forwarded
-                      1. mailboxes close: nothing new is accepted, parked and held polls get empty answers
-                      2. the servers stop after sending the last answers
+            └── reactor              waits for the sockets of all connections
+                └── servers nursery      start() returns the bound addresses; then the cluster is entered
+                    └── wait for SIGTERM or SIGINT
+                          0. in a cluster: our topics move to other owners; requests are forwarded
+                          1. mailboxes close: nothing new is accepted, parked and held polls get empty answers
+                          2. the servers stop after sending the last answers
             3. topics finish their mailboxes and return
             4. the transaction service, which may still have asked topics, does the same
         5. the last commits are shipped
@@ -50,6 +51,7 @@ from broker.config.values import UNIX
 from broker.garbage import Reclaim, freeze_loaded, short_collections
 from broker.gauges import add_cluster_gauges, add_gauges, add_security_gauges, add_tls_gauges, add_transaction_gauges
 from broker.http.budgets import BodyBudget
+from broker.http.reactor import open_reactor
 from broker.link.proof import link_secret
 from broker.listeners import serve, start_thrift
 from broker.metrics import Metrics
@@ -196,7 +198,13 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
         if membership is not None and daemon.cluster is not None:
             rebalance = start_rebalance(daemon.cluster.handover, membership, actors)
             add_cluster_gauges(metrics, membership)
-        async with trio.open_nursery() as servers:
+        # Front ends, if there are any, read the requests: then the actors' tasks run the turns.
+        reads = config.http.processes == 1
+        turns, bell = (daemon.directory.environment.turns, store.bell) if reads else (None, None)
+        async with (
+            open_reactor(config.http.keep_alive_s, turns, bell) as reactor,
+            trio.open_nursery() as servers,
+        ):
             servers.start_soon(_stop_at_signal, stop)
             servers.start_soon(Reclaim(partial(len, daemon.directory)).run)
             await servers.start(reloads.run)
@@ -207,8 +215,8 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
                 servers.start_soon(certificates.watch, config.security.reload_s)
                 add_tls_gauges(metrics, certificates)
                 daemon.attention.sources.append(partial(certificate_findings, certificates))
-            addresses = await servers.start(partial(serve, daemon, budget, stop, certificates, reloads))
-            thrift = await start_thrift(daemon, stop, servers, certificates)
+            addresses = await servers.start(partial(serve, daemon, budget, reactor, stop, certificates, reloads))
+            thrift = await start_thrift(daemon, reactor, stop, servers, certificates)
             if membership is not None:
                 address = config.cluster.advertise or next(each for each in addresses if not each.startswith(UNIX))
                 await enter(membership, address, stop)

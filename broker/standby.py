@@ -23,6 +23,7 @@ from broker.http.budgets import AnswerBudget, BodyBudget
 from broker.http.handlers import RequestTasks
 from broker.http.messages import Answer, answer_for
 from broker.http.origin_check import origin_check
+from broker.http.reactor import open_reactor
 from broker.http.route import Accounting, Endpoint, accounted
 from broker.http.server import load_application, serve_http
 from broker.logs import AccessLog
@@ -193,7 +194,7 @@ async def _serve(
     accounting = Accounting(metrics.requested, AccessLog(enabled=config.log.access))
     routes = StandbyRoutes(standby, metrics, config.replication.to)
     check = origin_check(config)
-    async with trio.open_nursery() as nursery:
+    async with open_reactor(config.http.keep_alive_s) as reactor, trio.open_nursery() as nursery:
         handlers = routes.handlers(RequestTasks(nursery))
         endpoints = tuple(
             accounted(Endpoint(each, handlers.get(each.name, routes.refuse)), accounting) for each in ROUTES
@@ -208,6 +209,7 @@ async def _serve(
             config.http,
             endpoints,
             partial(load_application, endpoints, config.http, accounting),
+            reactor=reactor,
             binds=list(map(str, config.http.binds)),
             unix_mode=config.http.unix_mode,
             budget=BodyBudget(config.http.max_inflight_bytes, AnswerBudget(config.http.max_answer_bytes)),

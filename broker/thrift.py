@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import socket
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
 
+from actors.mailbox import Prepared
 from broker.http.connection import Connection, PeerLeft, State
 from broker.http.descriptors import Descriptors
 from broker.http.floods import CountedWarning
-from broker.http.reactor import Reactor
 from broker.http.sockets import accepted, address_of, listen_on
 from broker.http.tls_socket import TlsSocket
 from broker.security.identity import Identity
@@ -56,10 +55,10 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from actors.mailbox import Turns
     from actors.transactions import TransactionService
     from broker.config.sections import HttpConfig
     from broker.http.budgets import BodyBudget
+    from broker.http.reactor import Reactor
     from broker.security.identity import Verb
     from broker.security.peer import Peer
     from broker.security.rights import Rights
@@ -137,7 +136,8 @@ class TephraMethods:
             if make is None or not self._service.has_loaded:
                 return False
             asked = make(*call.args)
-            self._service.put(asked.ask, lambda outcome: answered(_reply(call, asked, outcome)))
+            reply = Prepared(partial(_reply, call, asked), answered)
+            self._service.put(asked.ask, reply.settled, reply.prepare)
         except (RefusedCall, TephraError, PlainsongError):
             return False  # nothing has happened; ``answer`` gets the same error
         return True
@@ -546,7 +546,6 @@ class ThriftConnection:
             return  # the connection has ended
         self._held.release()
         connection.state = State.RESTING
-        connection.pace.restart()
         if not connection.send_now(framed(answer)) or self._stopping or not self._frames.is_empty:
             connection.wake()
         elif not connection.is_quiet:
@@ -623,7 +622,7 @@ async def serve_thrift(
     stop: trio.Event,
     grace_s: float,
     settings: HttpConfig,
-    turns: Turns | None = None,
+    reactor: Reactor,
     max_connections: int = MAX_CONNECTIONS,
     tls: Callable[[], ssl.SSLContext] | None = None,
     descriptors: Descriptors | None = None,
@@ -634,7 +633,7 @@ async def serve_thrift(
     Args:
       budget: bounds the memory of frames.
       settings: limits the time for sending an answer.
-      turns: the run queue of the actors that calls ask; None: the actors' tasks run their turns.
+      reactor: waits for the sockets of connections.
       tls: returns the context for each new connection; None: no TLS.
       descriptors: limits connections by the limit on open files, and records refusals because of it.
       task_status: gets the addresses as ``host:port``.
@@ -643,29 +642,22 @@ async def serve_thrift(
       OSError: the server cannot listen on ``bind``; nothing is left open.
     """
     sockets = await in_thread(listen_on, bind)
-    reactor = Reactor(inf)
-    if turns is not None:
-        reactor.takes_in, reactor.took_in = turns.begin, turns.run_due
     try:
         server = _ThriftServer(methods, budget, reactor, settings, max_connections, tls, descriptors or Descriptors())
-        async with trio.open_nursery() as reading:
-            reading.start_soon(reactor.run)
-            async with trio.open_nursery() as connections:
-                async with trio.open_nursery() as accepting:
-                    for sock in sockets:
-                        accepting.start_soon(server.accept, sock, connections)
-                    task_status.started([address_of(sock) for sock in sockets])
-                    await stop.wait()
-                    accepting.cancel_scope.cancel()
+        async with trio.open_nursery() as connections:
+            async with trio.open_nursery() as accepting:
                 for sock in sockets:
-                    sock.close()
-                server.stop()
-                connections.cancel_scope.deadline = trio.current_time() + grace_s
-            reading.cancel_scope.cancel()
+                    accepting.start_soon(server.accept, sock, connections)
+                task_status.started([address_of(sock) for sock in sockets])
+                await stop.wait()
+                accepting.cancel_scope.cancel()
+            for sock in sockets:
+                sock.close()
+            server.stop()
+            connections.cancel_scope.deadline = trio.current_time() + grace_s
     finally:
         for sock in sockets:
             sock.close()
-        reactor.close()
 
 
 class _ThriftServer:

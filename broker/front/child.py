@@ -28,6 +28,7 @@ from broker.http.descriptors import Descriptors
 from broker.http.handlers import RequestTasks
 from broker.http.messages import status_of
 from broker.http.origin_check import origin_check
+from broker.http.reactor import open_reactor
 from broker.http.route import Accounting
 from broker.http.server import load_application, serve_http
 from broker.link.client import Link
@@ -184,22 +185,24 @@ class FrontEnd:
                 return
         except LinkBroken:
             return  # the owning process has ended
-        await serve_http(
-            settings,
-            endpoints,
-            partial(load_application, endpoints, settings, accounting),
-            binds=self._listeners,
-            budget=BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes)),
-            stop=self._stop,
-            grace_s=config.shutdown.drain_s,
-            tls=certificates,
-            check=check,
-            guard=guard,
-            begin=forwarding.begin,
-            peers=self._hand_peer_over if has_peers else None,
-            accounting=accounting,
-            descriptors=Descriptors(lambda: self._link.notify("descriptors_short", None)),
-        )
+        async with open_reactor(settings.keep_alive_s) as reactor:
+            await serve_http(
+                settings,
+                endpoints,
+                partial(load_application, endpoints, settings, accounting),
+                reactor=reactor,
+                binds=self._listeners,
+                budget=BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes)),
+                stop=self._stop,
+                grace_s=config.shutdown.drain_s,
+                tls=certificates,
+                check=check,
+                guard=guard,
+                begin=forwarding.begin,
+                peers=self._hand_peer_over if has_peers else None,
+                accounting=accounting,
+                descriptors=Descriptors(lambda: self._link.notify("descriptors_short", None)),
+            )
         with trio.move_on_after(LAST_ANSWERS_S):
             await self._link.aclose()
 

@@ -199,13 +199,15 @@ class Connection:
             elif self._input is Input.NOTHING:
                 self._input = Input.SOME
         owner = self._owner
-        if owner is not None and owner.is_reading:
-            self.read_ahead()
+        if owner is None:
             return
-        if self.state > State.ANSWERING:
-            self.wake()
+        if self.state >= State.ANSWERING:
+            if owner.is_reading:
+                self.read_ahead()
+            elif self.state is not State.ANSWERING:
+                self.wake()
             return
-        while owner is not None and self.state is not State.ANSWERING and self._read():
+        while self._read():
             if owner.data_arrived():
                 self.wake()
                 return
@@ -277,6 +279,7 @@ class Connection:
             sent = 0  # the task gets the same error
         if sent < len(data):
             self._unsent = memoryview(data)[sent:]
+            self.pace.restart()
             return False
         return True
 
@@ -285,7 +288,6 @@ class Connection:
     async def rest(self) -> None:
         """Sleep until the task is needed."""
         self.state = State.RESTING
-        self._reactor.resting.add(self)
         if self.has_input or self.pending:
             self._reactor.again(self)  # requests are started in the reactor's task only, which then runs the actors
         await self._sleep()

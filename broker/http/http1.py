@@ -465,6 +465,7 @@ class Http1:
             stops_s = trio.current_time() + BRIEF_LINGER_S if self._parts.stopping.is_set() else inf
             connection.scope.deadline = min(stops_s, self._head_due_s)
             if not connection.ended:
+                self._parts.reactor.resting.add(connection)
                 await connection.rest()
             connection.scope.deadline = inf
             if self._made is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import select
 from collections import deque
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,8 +26,10 @@ from broker.http.deadlines import Deadlines
 from storage.loop import Bell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from typing import NoReturn
+
+    from actors.mailbox import Turns
 
 log = logging.getLogger("plainsong.http")
 _RINGS = select.EPOLLIN | select.EPOLLET
@@ -102,6 +104,36 @@ class _ReadyTasks(trio.abc.Instrument):
         self.tasks.discard(task)
 
 
+@asynccontextmanager
+async def open_reactor(
+    keep_alive_s: float, turns: Turns | None = None, bell: Bell | None = None
+) -> AsyncIterator[Reactor]:
+    """Run a reactor for the connections of all listeners, so that their requests share turns and commits.
+
+    Args:
+      keep_alive_s: see ``Reactor.resting``.
+      turns: the run queue of the actors that handlers ask without a task; None: there are no such handlers.
+      bell: see ``Reactor``.
+    """
+    reactor = Reactor(keep_alive_s, bell)
+    if turns is not None:
+        turns.attach(reactor.take_in, reactor.wake)
+        reactor.takes_in = turns.begin
+        reactor.took_in = turns.run_due
+        reactor.ended = turns.detach
+        reactor.may_spin = lambda: turns.may_spin
+    try:
+        async with trio.open_nursery() as nursery:
+            for runs in (reactor, reactor.resting, reactor.gathering):
+                nursery.start_soon(runs.run)
+            yield reactor
+            nursery.cancel_scope.cancel()
+    finally:
+        if turns is not None:
+            turns.detach()
+        reactor.close()
+
+
 class Reactor:
     """Waits for the sockets of all its members. Keep ``run`` running, and that of its deadlines."""
 
@@ -132,7 +164,7 @@ class Reactor:
         self._epoll.register(self._bell, _RINGS)
         self._members: dict[int, Member] = {}
         self._again: deque[Member] = deque()
-        #: Members that wait for a request, and those whose request's body is incomplete.
+        #: Members that wait for a request for ``keep_alive_s`` at most, and those whose request's body is incomplete.
         self.resting = Deadlines[Member](keep_alive_s, lambda member: member.give_up())
         self.gathering = Deadlines[Member](GATHER_S, lambda member: member.wake())
 

@@ -22,7 +22,6 @@ from broker.http.heads import HotRoutes
 from broker.http.http1 import HTTP_2, Http1, Http1Parts
 from broker.http.messages import Conversations, new_request_id
 from broker.http.origin_check import OriginCheck
-from broker.http.reactor import Reactor
 from broker.http.sockets import SocketFiles, accepted, address_of, listen_on, stream_of
 from broker.http.tls_socket import HANDSHAKE, TlsSocket, TlsStream, secured
 from broker.security.guard import OPEN
@@ -38,15 +37,14 @@ if TYPE_CHECKING:
 
     from hypercorn.typing import ASGIFramework
 
-    from actors.mailbox import Turns
     from broker.config.sections import HttpConfig
     from broker.http.budgets import BodyBudget
     from broker.http.http2.server import Http2Server
     from broker.http.messages import Begin
+    from broker.http.reactor import Reactor
     from broker.http.route import Accounting, Endpoint
     from broker.security.guard import Guard
     from broker.security.peer import Peer
-    from storage.loop import Bell
 
 if TYPE_CHECKING:
     PeerHandler: TypeAlias = Callable[[trio.SocketStream | TlsStream, bytes, trio.Event], Awaitable[None]]
@@ -78,6 +76,7 @@ async def serve_http(
     endpoints: Sequence[Endpoint],
     build: Callable[[], ASGIFramework],
     *,
+    reactor: Reactor,
     binds: Sequence[str | socket.socket],
     unix_mode: str = "0660",
     budget: BodyBudget,
@@ -88,8 +87,6 @@ async def serve_http(
     guard: Guard = OPEN,
     begin: Begin | None = None,
     peers: PeerHandler | None = None,
-    turns: Turns | None = None,
-    bell: Bell | None = None,
     accounting: Accounting | None = None,
     descriptors: Descriptors | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
@@ -98,6 +95,7 @@ async def serve_http(
 
     Args:
       build: makes the application, in a thread, when the first request needs it.
+      reactor: waits for the sockets of connections over HTTP/1.1.
       binds: addresses and Unix sockets to listen on, or sockets that already listen.
       unix_mode: the permissions of Unix sockets.
       tls: if given, connections to addresses use TLS; those to Unix sockets do not.
@@ -106,8 +104,6 @@ async def serve_http(
       begin: begins the conversation of a WebSocket; None: there are no WebSockets.
       peers: receives connections that begin with the preface of a link, and the bytes read so far; None: they are
         refused like any other that is not HTTP.
-      turns: the run queue of the actors that hot routes ask without a task; None: there are no such routes.
-      bell: the store's, which the server registers while it serves.
       accounting: counts and logs answers of quick routes; the application does so for the others.
       descriptors: limits connections by the limit on open files, and records refusals because of it.
       task_status: receives the addresses as ``host:port`` or ``unix:/path``.
@@ -117,13 +113,6 @@ async def serve_http(
     """
     listeners: list[socket.socket] = []
     files: list[SocketFiles] = []
-    reactor = Reactor(settings.keep_alive_s, bell)
-    if turns is not None:
-        turns.attach(reactor.take_in, reactor.wake)
-        reactor.takes_in = turns.begin
-        reactor.took_in = turns.run_due
-        reactor.ended = turns.detach
-        reactor.may_spin = lambda: turns.may_spin
     try:
         for bind in binds:
             if isinstance(bind, socket.socket):
@@ -150,8 +139,6 @@ async def serve_http(
                 guard,
                 accounting,
             )
-            for runs in (reactor, reactor.resting, reactor.gathering):
-                nursery.start_soon(runs.run)
             server = _Server(settings, parts, application, tls, peers, descriptors or Descriptors())
             await server.run(listeners, stop, grace_s, task_status)
             nursery.cancel_scope.cancel()
@@ -160,9 +147,6 @@ async def serve_http(
             listener.close()
         for each in files:
             each.remove()
-        if turns is not None:
-            turns.detach()
-        reactor.close()
 
 
 def load_application(endpoints: Iterable[Endpoint], settings: HttpConfig, accounting: Accounting) -> ASGIFramework:

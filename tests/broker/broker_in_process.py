@@ -6,7 +6,6 @@ import json
 import re
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from broker.gauges import add_transaction_gauges
 from broker.http.budgets import BodyBudget
 from broker.http.gate import Gate
 from broker.http.quart_app import build_application
+from broker.http.reactor import Reactor, open_reactor
 from broker.http.server import serve_http
 from broker.metrics import Metrics
 from storage.memory import MemoryStore
@@ -75,8 +75,12 @@ class InProcess:
     app: object
     asgi: Gate
     http: httpx.AsyncClient
-    has_server: bool = False
-    """True if ``http`` uses a socket."""
+    reactor: Reactor | None = None
+    """That of the server, if ``http`` uses a socket."""
+
+    @property
+    def has_server(self) -> bool:
+        return self.reactor is not None
 
     async def ask(self, method, path, body=None, headers=None):
         """Call the application as ``http`` would without a server; that client takes as long as the answer itself."""
@@ -175,24 +179,33 @@ async def _in_process(config, store, clock, listener):
         check = service.origin_check()
         asgi = Gate(app, settings, budget, service.stopping.is_set, check, service.security.guard)
         serving = {"transport": httpx.ASGITransport(asgi), "base_url": "http://localhost"}
+        reactor = None
         if listener is not None:
-            served = partial(
-                serve_http,
-                settings,
-                service.endpoints if listener == "hot" else (),
-                lambda: app,
-                check=check,
-                guard=service.security.guard,
-                begin=service.begin,
-                turns=service.directory.environment.turns,
-                accounting=service.accounting,
-            )
-            bound = partial(served, binds=["127.0.0.1:0"], budget=budget, stop=stop, grace_s=1)
-            (address,) = await actors.start(bound)
+
+            async def serve(task_status):
+                nonlocal reactor
+                async with open_reactor(settings.keep_alive_s, service.directory.environment.turns) as reactor:
+                    await serve_http(
+                        settings,
+                        service.endpoints if listener == "hot" else (),
+                        lambda: app,
+                        reactor=reactor,
+                        binds=["127.0.0.1:0"],
+                        budget=budget,
+                        stop=stop,
+                        grace_s=1,
+                        check=check,
+                        guard=service.security.guard,
+                        begin=service.begin,
+                        accounting=service.accounting,
+                        task_status=task_status,
+                    )
+
+            (address,) = await actors.start(serve)
             serving = {"base_url": f"http://{address}"}
         # ``verify``: there is no TLS here, and loading the system's certificates takes tens of milliseconds.
         async with httpx.AsyncClient(**serving, verify=False, timeout=2 * PATIENCE_S) as http:
-            yield InProcess(service, clock, store, app, asgi, http, has_server=listener is not None)
+            yield InProcess(service, clock, store, app, asgi, http, reactor)
         service.stop()
         stop.set()
         await service.drained()

@@ -23,6 +23,7 @@ from broker.http.budgets import AnswerBudget, BodyBudget
 from broker.http.handlers import RequestTasks
 from broker.http.messages import Answer, Request
 from broker.http.quart_app import hot_view, install_errors, rule_of
+from broker.http.reactor import open_reactor
 from broker.http.route import Endpoint
 from broker.http.server import serve_http
 from broker.security.guard import OPEN
@@ -230,20 +231,22 @@ async def running(
         return toy_app(toys, settings) if app is None else app
 
     async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
-        await serve_http(
-            settings,
-            toys.endpoints if hot else (),
-            build,
-            binds=[bind],
-            budget=budget,
-            stop=stop,
-            grace_s=grace_s,
-            tls=tls,
-            begin=begin,
-            check=check,
-            guard=guard,
-            task_status=task_status,
-        )
+        async with open_reactor(settings.keep_alive_s) as reactor:
+            await serve_http(
+                settings,
+                toys.endpoints if hot else (),
+                build,
+                reactor=reactor,
+                binds=[bind],
+                budget=budget,
+                stop=stop,
+                grace_s=grace_s,
+                tls=tls,
+                begin=begin,
+                check=check,
+                guard=guard,
+                task_status=task_status,
+            )
         ended.set()
 
     async with trio.open_nursery() as ticking:

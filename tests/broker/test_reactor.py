@@ -23,7 +23,7 @@ from broker.http.connection import BRIEF_LINGER_S, GATHERED_BYTES, MAX_PIPELINED
 from broker.http.handlers import RequestTasks
 from broker.http.http1 import SENT_NOW_BYTES, Http1
 from broker.http.messages import Answer
-from broker.http.reactor import BUSY_POLL_S, QUICK_S, QUICK_TURNS, Reactor
+from broker.http.reactor import BUSY_POLL_S, QUICK_S, QUICK_TURNS, Reactor, open_reactor
 from broker.http.route import Endpoint
 from broker.http.server import serve_http
 from plainsong.protocol.effects import Table, put_one
@@ -117,17 +117,18 @@ async def started(grace_s=5, **changes):
         server.tasks = RequestTasks(nursery)
 
         async def serve(task_status):
-            await serve_http(
-                settings,
-                [Endpoint(PUBLISH, server.handle)],
-                lambda: QuartTrio("nothing"),
-                binds=["127.0.0.1:0"],
-                budget=server.budget,
-                stop=server.stop,
-                grace_s=grace_s,
-                turns=server.turns,
-                task_status=task_status,
-            )
+            async with open_reactor(settings.keep_alive_s, server.turns) as reactor:
+                await serve_http(
+                    settings,
+                    [Endpoint(PUBLISH, server.handle)],
+                    lambda: QuartTrio("nothing"),
+                    reactor=reactor,
+                    binds=["127.0.0.1:0"],
+                    budget=server.budget,
+                    stop=server.stop,
+                    grace_s=grace_s,
+                    task_status=task_status,
+                )
             server.ended.set()
 
         (address,) = await nursery.start(serve)

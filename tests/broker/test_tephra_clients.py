@@ -16,6 +16,7 @@ from actors.tephra import ForeignTephra
 from actors.transactions import TransactionService
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
+from broker.http.reactor import open_reactor
 from broker.thrift import TephraMethods, serve_thrift
 from plainsong.protocol.tephra.rpc import ILLEGAL_ARGUMENT, INTERNAL_ERROR, TOO_LARGE, decode_reply, encode_call
 from plainsong.protocol.tephra.state import EntryType, decode_transaction
@@ -79,15 +80,17 @@ class Harness:
         await loaded.wait()
 
         async def serve(*, task_status):
-            await serve_thrift(
-                "127.0.0.1:0",
-                TephraMethods(self.service),
-                budget=BodyBudget(1 << 20),
-                stop=self.stop,
-                grace_s=5,
-                settings=config_of({}).http,
-                task_status=task_status,
-            )
+            async with open_reactor(1000.0) as reactor:
+                await serve_thrift(
+                    "127.0.0.1:0",
+                    TephraMethods(self.service),
+                    budget=BodyBudget(1 << 20),
+                    stop=self.stop,
+                    grace_s=5,
+                    settings=config_of({}).http,
+                    reactor=reactor,
+                    task_status=task_status,
+                )
 
         (self.address,) = await nursery.start(serve)
 

@@ -13,6 +13,7 @@ from tephra_thrift import TEPHRA, struct_bytes
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
 from broker.http.descriptors import Descriptors
+from broker.http.reactor import open_reactor
 from broker.thrift import FRAME_TIMEOUT_S, LOOP_BYTES, TephraMethods, serve_thrift
 from broker.tls import load
 from plainsong.protocol.errors import Overloaded, TransactionsUnavailable
@@ -122,16 +123,18 @@ class Served:
 
     async def start(self, methods=None, **more):
         async def serve(*, task_status):
-            await serve_thrift(
-                "127.0.0.1:0",
-                methods or TephraMethods(self.service),
-                budget=self.budget,
-                stop=self.stop,
-                grace_s=5,
-                settings=SETTINGS,
-                task_status=task_status,
-                **more,
-            )
+            async with open_reactor(SETTINGS.keep_alive_s) as self.reactor:
+                await serve_thrift(
+                    "127.0.0.1:0",
+                    methods or TephraMethods(self.service),
+                    budget=self.budget,
+                    stop=self.stop,
+                    grace_s=5,
+                    settings=SETTINGS,
+                    reactor=self.reactor,
+                    task_status=task_status,
+                    **more,
+                )
             self.ended.set()
 
         (self.address,) = await self.nursery.start(serve)
@@ -355,6 +358,7 @@ async def test_a_frame_that_does_not_arrive_in_time_ends_its_connection(server, 
     await client.stream.send_all(framed(encode_call("status", 1))[:9])
     while not server.budget.reserved_bytes:
         await trio.testing.wait_all_tasks_blocked()
+    await trio.testing.wait_all_tasks_blocked()  # the connection's task waits for the rest
     mock_clock.jump(FRAME_TIMEOUT_S + 1)
     assert await client.message() is None
 
@@ -429,6 +433,7 @@ async def test_an_address_in_use_is_an_error_and_leaves_nothing_open(server):
             stop=trio.Event(),
             grace_s=1,
             settings=SETTINGS,
+            reactor=server.reactor,
         )
 
 

@@ -15,6 +15,7 @@ from linked import Caught, echo
 
 from broker.http.budgets import BodyBudget
 from broker.http.handlers import RequestTasks
+from broker.http.reactor import open_reactor
 from broker.http.server import serve_http
 from broker.link.client import PAUSES_S, Links
 from broker.link.flow import LinkBroken, Reply
@@ -54,18 +55,20 @@ async def serving(handler=ECHO, *, hot: bool = True, tls=None, secret=None, **se
         toys = Toys(RequestTasks(nursery))
 
         async def run(*, task_status) -> None:
-            await serve_http(
-                changed,
-                toys.endpoints if hot else (),
-                lambda: toy_app(toys, changed),
-                binds=["127.0.0.1:0"],
-                budget=BodyBudget(changed.max_inflight_bytes),
-                stop=server.stop,
-                grace_s=PATIENCE_S,
-                peers=peer_handler(handler, secret=secret),
-                tls=tls,
-                task_status=task_status,
-            )
+            async with open_reactor(changed.keep_alive_s) as reactor:
+                await serve_http(
+                    changed,
+                    toys.endpoints if hot else (),
+                    lambda: toy_app(toys, changed),
+                    reactor=reactor,
+                    binds=["127.0.0.1:0"],
+                    budget=BodyBudget(changed.max_inflight_bytes),
+                    stop=server.stop,
+                    grace_s=PATIENCE_S,
+                    peers=peer_handler(handler, secret=secret),
+                    tls=tls,
+                    task_status=task_status,
+                )
             server.ended.set()
 
         (server.address,) = await nursery.start(run)

@@ -12,6 +12,7 @@ from actors.pointers import PointerIndex
 from actors.transactions import TransactionService
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
+from broker.http.reactor import open_reactor
 from broker.http.route import TRANSACTIONS
 from broker.thrift import TephraMethods, serve_thrift
 from plainsong.protocol.transactions.ledger import TransactionSettings
@@ -33,8 +34,22 @@ async def a_tephra(nursery):
     loaded = trio.Event()
     nursery.start_soon(service.run, loaded.set)
     await loaded.wait()
-    serve = partial(serve_thrift, budget=BodyBudget(1 << 20), stop=trio.Event(), grace_s=1, settings=config_of({}).http)
-    (address,) = await nursery.start(serve, "127.0.0.1:0", TephraMethods(service))
+    settings = config_of({}).http
+
+    async def serve(task_status):
+        async with open_reactor(settings.keep_alive_s) as reactor:
+            await serve_thrift(
+                "127.0.0.1:0",
+                TephraMethods(service),
+                budget=BodyBudget(1 << 20),
+                stop=trio.Event(),
+                grace_s=1,
+                settings=settings,
+                reactor=reactor,
+                task_status=task_status,
+            )
+
+    (address,) = await nursery.start(serve)
     return service, address
 
 
