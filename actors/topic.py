@@ -315,8 +315,9 @@ class TopicActor(Actor[TopicCore, Step]):
         if step.dropped:
             self._drop_pointers(core, step)
         self._update_cache(core, step)
-        for pointer in {pointer for pointer, _, _ in step.rolled_back}:
-            pointers.wake(pointer)
+        if step.rolled_back:
+            for pointer in {pointer for pointer, _, _ in step.rolled_back}:
+                pointers.wake(pointer)
         if step.frees_readers:
             pointers.wake(self.name)
         if step.looks:

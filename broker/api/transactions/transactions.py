@@ -318,8 +318,9 @@ class TransactionRoutes:
           NoOwner: another instance runs it. TransactionsUnavailable: there is none; the error names the service that
           decides.
         """
-        if self.authority.embedded is not None:
-            return self.authority.embedded
+        embedded = self.authority.embedded
+        if embedded is not None:
+            return embedded
         if self.authority.routed is not None:
             raise service_moved()
         if self.config.service == "tephra":

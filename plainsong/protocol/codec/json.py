@@ -68,6 +68,8 @@ def put_messages(request: dict[str, Any], given: Any) -> None:
         _utf8(entry, index) if type(entry) is str else _message(entry, index, items)
         for index, entry in enumerate(given)
     ]
+    if not items:
+        return
     for key, (name, shown) in _LISTS.items():
         if any(item.get(key) is not None for item in items.values()):
             _put_list(request, name, shown, [items.get(index, {}).get(key) for index in range(len(given))])
