@@ -8,6 +8,7 @@ import pytest
 import trio
 from thriftpy2.thrift import TApplicationException
 
+from broker.http.reactor import open_reactor
 from broker.listeners import start_thrift
 from plainsong.protocol.transactions.transaction import Transaction
 from tests.broker.test_tephra_clients import Tephra
@@ -18,15 +19,18 @@ TO_THRIFT = '[[grant]]\nto = ["thrift"]\nverbs = [{verbs}]\non = ["service"]\n'
 
 
 @pytest.fixture
-async def daemon(tmp_path, nursery):
-    async with named(tmp_path, transactions__service="embedded", transactions__thrift="127.0.0.1:0") as running:
+async def daemon(tmp_path):
+    async with (
+        named(tmp_path, transactions__service="embedded", transactions__thrift="127.0.0.1:0") as running,
+        open_reactor(1000.0) as reactor,
+        trio.open_nursery() as servers,
+    ):
         stop = trio.Event()
-        (address,) = await start_thrift(running.daemon.service, stop, nursery)
+        (address,) = await start_thrift(running.daemon.service, reactor, stop, servers)
         running.tephra = await trio.to_thread.run_sync(Tephra, address)
         yield running
         running.tephra.client.close()
         stop.set()
-        nursery.cancel_scope.cancel()
 
 
 async def may(daemon, verbs):
@@ -106,11 +110,15 @@ async def test_a_refused_call_is_recorded(daemon, nursery):
     assert (found[0]["name"], found[0]["code"], found[0]["target"]) == ("thrift", "forbidden", "service")
 
 
-async def test_a_required_audit_covers_changes_over_thrift_too(tmp_path, nursery):
+async def test_a_required_audit_covers_changes_over_thrift_too(tmp_path):
     more = {"transactions__service": "embedded", "transactions__thrift": "127.0.0.1:0", "security__audit": "required"}
-    async with named(tmp_path, **more) as running:
+    async with (
+        named(tmp_path, **more) as running,
+        open_reactor(1000.0) as reactor,
+        trio.open_nursery() as servers,
+    ):
         stop = trio.Event()
-        (address,) = await start_thrift(running.daemon.service, stop, nursery)
+        (address,) = await start_thrift(running.daemon.service, reactor, stop, servers)
         running.tephra = await trio.to_thread.run_sync(Tephra, address)
         await may(running, '"operate"')
         with pytest.raises(TApplicationException, match="system:audit cannot be written"):
@@ -119,4 +127,3 @@ async def test_a_required_audit_covers_changes_over_thrift_too(tmp_path, nursery
         await running.tephra.call("resetState")
         running.tephra.client.close()
         stop.set()
-        nursery.cancel_scope.cancel()

@@ -22,6 +22,7 @@ from actors.ownership import Instance
 from broker.assemble import assemble
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
+from broker.http.reactor import open_reactor
 from broker.listeners import serve
 from broker.metrics import Metrics
 from plainsong.protocol.cluster import SLICES
@@ -182,8 +183,9 @@ class Nodes(dict):
             service = node.service = await assemble(config, node.store, Metrics("0"), actors, ownership=node.view)
             await service.start(actors)
             budget = BodyBudget(config.http.max_inflight_bytes, service.answers)
-            async with trio.open_nursery() as servers:
-                (node.address,) = await servers.start(serve, service, budget, node.stop)
+            turns = service.directory.environment.turns
+            async with open_reactor(config.http.keep_alive_s, turns) as reactor, trio.open_nursery() as servers:
+                (node.address,) = await servers.start(serve, service, budget, reactor, node.stop)
                 self.addresses[node.name] = node.address
                 # ``verify``: there is no TLS here, and loading the system's certificates takes tens of milliseconds.
                 url = f"http://{node.address}"
