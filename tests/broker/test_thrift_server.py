@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 from tephra_thrift import TEPHRA, struct_bytes
+from transaction_snapshots import decode_snapshot
 
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
@@ -28,7 +29,7 @@ from plainsong.protocol.tephra.rpc import (
     encode_call,
     encode_result,
 )
-from plainsong.protocol.tephra.state import ManagerState, decode_snapshot, encode_snapshot
+from plainsong.protocol.tephra.state import ManagerState, encode_snapshot
 from plainsong.protocol.tephra.thrift import MAX_FRAME_BYTES, ThriftFrames, framed
 from plainsong.protocol.transactions.asks import ServiceFigures
 from tests.certificates import Authority
