@@ -150,10 +150,22 @@ async def test_toml_is_read_like_json(daemon):
 
 
 @pytest.mark.parametrize(
-    "value", ["0x" + "f" * 6000, "{a" + ".a" * 5000 + " = 1}", "inf", "1979-05-27"], ids=["long", "deep", "inf", "date"]
+    "value", ["0x" + "f" * 6000, "{a" + ".a" * 1000 + " = 1}", "inf", "1979-05-27"], ids=["long", "deep", "inf", "date"]
 )
 @pytest.mark.parametrize("name", ["topics.'ns:t'.ttl", "topics.'ns:t'.chain", "namespaces.ns.deduplication"])
 async def test_a_value_of_toml_that_python_cannot_show_is_refused(daemon, name, value):
     text = f"format = 1\n{name} = {value}\n"
     answer = await daemon.http.put(PATH, content=text, headers={"Content-Type": "application/toml"})
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_property")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["topics" + ".a" * 20_000 + " = 1", "[topics" + ".a" * 20_000 + "]", ("x" + ".a" * 500 + " = 1\n") * 30],
+    ids=["key", "table", "lines"],
+)
+async def test_toml_whose_keys_would_take_the_parser_very_long_is_refused_unparsed(daemon, text, monkeypatch):
+    monkeypatch.setattr("tomllib.loads", lambda _: pytest.fail("it was parsed"))
+    answer = await daemon.http.put(PATH, content=f"format = 1\n{text}\n", headers={"Content-Type": "application/toml"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed_body")
+    assert "too many dots" in answer.json()["detail"]
