@@ -50,7 +50,7 @@ class Service:
     def figures(self):
         if self.down:
             raise self.down
-        return ServiceFigures(1, 7, 0, None, 0)
+        return ServiceFigures(1, 7, 0, None)
 
     def state(self):
         if self.down:
@@ -191,7 +191,7 @@ async def test_other_tasks_run_between_calls_that_arrive_together(server, monkey
 
     def figures(self):
         at.append(turns)
-        return ServiceFigures(1, 7, 0, None, 0)
+        return ServiceFigures(1, 7, 0, None)
 
     monkeypatch.setattr(Service, "figures", figures)
     client = await server.connect()
