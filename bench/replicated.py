@@ -118,7 +118,7 @@ def _delayed(environ: Mapping[str, str], delay_ms: int) -> Iterator[Mapping[str,
     if not delay_ms:
         yield environ
         return
-    port = urlsplit(environ["AWS_ENDPOINT"]).port
+    port = urlsplit(environ["AWS_ENDPOINT"]).port or 80
     with server(partial(serve_delayed, port, delay_ms / 1000)) as proxy:
         yield {**environ, "AWS_ENDPOINT": f"http://127.0.0.1:{proxy.port}"}
 
@@ -149,7 +149,7 @@ def serve_delayed(target: int, delay_s: float, told: Connection) -> None:
 
 
 async def _pass_later(source: trio.SocketStream, sink: trio.SocketStream, delay_s: float) -> None:
-    send, receive = trio.open_memory_channel[tuple[float, bytes]](1024)
+    send, receive = trio.open_memory_channel[tuple[float, bytes | bytearray]](1024)
 
     async def read() -> None:
         async with send:
