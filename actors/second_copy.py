@@ -135,6 +135,8 @@ class SecondCopy:
         """
         self.puts = PutTimes()
         """How long the object store takes for a write."""
+        self.on_read: Callable[[], object] = lambda: None
+        """Called for each segment that ``begin`` has read: it may be many after a kill."""
         self._objects = MeasuredObjects(objects, self.puts)
         self._store = store
         self._outbox = outbox
@@ -453,6 +455,7 @@ class SecondCopy:
         Raises:
           DirectoryBehind: the log does not continue the directory's last commit.
         """
+        self.on_read()
         for number, commit in enumerate(segment.commits, segment.first):
             last = self._outbox.last
             if number <= last:

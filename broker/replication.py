@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -134,6 +135,7 @@ async def second_copy(
     )
     start_s = START_TIMEOUTS * replication.timeout_s
     with trio.move_on_after(start_s) as starting:
+        copy.on_read = partial(_extend, starting, start_s)
         await copy.begin()
     if starting.cancelled_caught:
         raise StoreUnusable(
@@ -150,6 +152,11 @@ async def second_copy(
         if switching.is_set():
             await _hand_over(copy, start_s, is_complete=not finishing.cancelled_caught and copy.is_whole)
         nursery.cancel_scope.cancel()
+
+
+def _extend(scope: trio.CancelScope, seconds: float) -> None:
+    """Let a start last: the object store answers."""
+    scope.deadline = trio.current_time() + seconds
 
 
 async def _ship(copy: SecondCopy, objects: Objects) -> None:

@@ -515,3 +515,18 @@ async def test_a_copy_without_a_base_cannot_be_restored(tmp_path, objects):
         await running.counted()
     with pytest.raises(StoreUnusable, match="no complete base"):
         await restored(objects, tmp_path / "newer", to_ms=1)
+
+
+async def test_a_start_reports_each_segment_that_it_reads_so_that_many_are_no_silence(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.counted()
+        copied_at_once(tmp_path / "data", tmp_path / "older")
+        for _ in range(5):
+            await running.write(1)
+            await running.counted()
+    outbox, reads = Outbox(max_bytes=1 << 30, full_bytes=1000), []
+    async with await LevelDBStore.open(tmp_path / "older", TINY, shipper=outbox) as store:
+        copy = SecondCopy(objects, store, outbox, tmp_path / "older", FAST, lambda: 1_000_000)
+        copy.on_read = lambda: reads.append(outbox.last)
+        await copy.begin()
+    assert len(reads) >= 5
