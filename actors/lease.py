@@ -3,6 +3,11 @@
 The lease decides nothing: the seal does. It tells a standby that the primary is alive, and it tells a primary that no
 standby can have taken over yet: a standby waits for the time of the lease after it has seen a renewal, and the primary
 counts that time from before the renewal. So a primary that was frozen, or cut off, stops acknowledging first.
+
+A primary without a standby need not stop. A standby registers in the lease; the primary then keeps these terms, and
+only after that writes a lease that is ``guarded``. A standby takes over by itself only from such a lease. The primary
+gives the terms up once a lease that is not guarded is stored, which it writes when no registration is left. Each of these
+writes is conditional on the lease that was read, so no take-over falls in between.
 """
 
 from __future__ import annotations
@@ -17,18 +22,21 @@ import trio
 from storage.base import StoreError
 from storage.replication.carry import carry_out
 from storage.replication.notices import Lease
-from storage.replication.protocol import renew
+from storage.replication.protocol import Terms, renew
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from storage.replication.carry import Objects
+    from storage.replication.notices import Registration
 
 log = logging.getLogger(__name__)
 #: Renewals within the time of the lease.
 RENEWALS = 3
-#: How often the lease is written if it has no time, for the addresses in it; and how long a rival may take to seal.
+#: The longest time between two renewals; and how long a rival may take to seal.
 IDLE_S = 10.0
+#: A registration that has not changed for this time is removed; standbys renew theirs every ten seconds.
+EXPIRES_S = 60.0
 
 
 def boot_s() -> float:
@@ -51,15 +59,19 @@ class LeaseKeeper:
     ) -> None:
         """Args:
         period_s: the time of the lease; 0: standbys take over by hand only.
-        allows_standby: False: the primary serves without a valid lease.
+        allows_standby: False: no standby registers, and the primary serves without a valid lease.
         is_needed: False: each commit counts in the log before it is acknowledged, so for that the seal is enough.
         counted: returns the last commit that counts.
         """
         self._objects = objects
         self._period_s = period_s
-        self._expires = objects.can_exchange and period_s > 0 and allows_standby
         self._is_needed = is_needed
-        self._every_s = period_s / RENEWALS or IDLE_S
+        #: True if a guarded lease binds this primary: it may be over.
+        self._is_costly = objects.can_exchange and period_s > 0 and allows_standby
+        #: True while this primary keeps the terms: before a guarded lease may be in the object store, and until one that
+        #: is not guarded is.
+        self._is_guarded = self._is_costly
+        self._every_s = min(period_s / RENEWALS or IDLE_S, IDLE_S)
         self._counted = counted
         self._clock = clock
         #: Called while another process tries to take over.
@@ -73,6 +85,12 @@ class LeaseKeeper:
         #: The lease of a process that tries to take over, and when it was first seen.
         self._rival: Lease | None = None
         self._rival_since_s = 0.0
+        #: How long each registration has been unchanged, over the time in which the lease could be read.
+        self._unchanged_s: dict[Registration, float] = {}
+        #: When the last renewal began; None if it failed.
+        self._renewed_s: float | None = None
+        #: Since when no standby has been registered; None while one is.
+        self._alone_since_s: float | None = clock()
         self._is_over = False
         self._error = ""
         self._wake = trio.Event()
@@ -85,7 +103,7 @@ class LeaseKeeper:
     @property
     def is_current(self) -> bool:
         """True if no other process can have taken over by itself: polls show what was acknowledged last."""
-        return not self._is_over and (not self._expires or self._clock() < self._valid_until_s)
+        return not self._is_over and (not self._is_guarded or self._clock() < self._valid_until_s)
 
     @property
     def holds(self) -> bool:
@@ -93,9 +111,30 @@ class LeaseKeeper:
         return self.is_current if self._is_needed else not self._is_over
 
     @property
-    def terms(self) -> Lease:
-        """The lease as this process last wrote it, or will write it."""
-        return self._lease
+    def terms(self) -> Terms:
+        """What the next lease says to standbys."""
+        return Terms(
+            self._lease.period_ms,
+            self._lease.allows_standby,
+            is_free=not self._is_costly,
+            is_kept=self._is_guarded,
+            gone=frozenset(each for each, unchanged_s in self._unchanged_s.items() if unchanged_s >= EXPIRES_S),
+        )
+
+    @property
+    def standbys(self) -> tuple[Registration, ...]:
+        """The registered standbys."""
+        return self._lease.standbys
+
+    @property
+    def is_automatic(self) -> bool:
+        """True if a standby takes over by itself once the lease is over."""
+        return bool(self._lease.standbys) and self._lease.guarded and self._period_s > 0
+
+    @property
+    def alone_s(self) -> float:
+        """How long no standby has been registered."""
+        return 0.0 if self._alone_since_s is None else self._clock() - self._alone_since_s
 
     def close(self) -> None:
         """Note that another process has taken over: nothing is acknowledged any more."""
@@ -132,21 +171,39 @@ class LeaseKeeper:
         over = self._rival if begun_s - self._rival_since_s >= max(self._period_s, IDLE_S) else None
         epoch = held.epoch if over is None else max(held.epoch, over.epoch)
         wanted = replace(held, epoch=epoch, urls=self.urls, renewed=self._number, counted=self._counted())
+        steps = renew(wanted, held.renewed, self.terms, over)
         found: Lease | None = None
         with trio.move_on_after(self._every_s):
             try:
-                found = await carry_out(self._objects, renew(wanted, held.renewed, over), failed=self._failed)
+                found = await carry_out(self._objects, steps, failed=self._failed)
             except StoreError as error:
                 self._failed(error.detail)
-        if found == wanted:
-            self._lease, self._rival, self._error = wanted, None, ""
+        if found is not None and found.run == held.run:
+            self._lease, self._rival, self._error = found, None, ""
             self._valid_until_s = begun_s + self._period_s
-        elif found is not None:
+            self._look_at_standbys(begun_s)
+            return
+        self._renewed_s = None
+        if found is not None:
             await look()
             self.on_rival()
             if found != self._rival:
                 log.warning("another process tries to take over", extra={"holder": found.holder, "epoch": found.epoch})
                 self._rival, self._rival_since_s = found, begun_s
+
+    def _look_at_standbys(self, now_s: float) -> None:
+        """Keep the terms of the lease while a standby is registered."""
+        lease, passed_s = self._lease, 0.0 if self._renewed_s is None else now_s - self._renewed_s
+        self._renewed_s = now_s
+        before = self._unchanged_s
+        self._unchanged_s = {each: before[each] + passed_s if each in before else 0.0 for each in lease.standbys}
+        if lease.standbys:
+            self._alone_since_s = None
+        elif self._alone_since_s is None:
+            self._alone_since_s = now_s
+        self._is_guarded = self._is_costly and (lease.guarded or bool(lease.standbys))
+        if self._is_guarded and not lease.guarded:
+            self._wake.set()  # the lease may say so from now on
 
     def _failed(self, why: str) -> None:
         if not self._error:
@@ -160,4 +217,4 @@ class LeaseKeeper:
         released = replace(
             self._lease, epoch=epoch, run=run, urls=(), renewed=1, counted=self._counted(), released=True
         )
-        await carry_out(self._objects, renew(released, 0), failed=self._failed)
+        await carry_out(self._objects, renew(released, 0, self.terms), failed=self._failed)

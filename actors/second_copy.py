@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from storage.leveldb.store import LevelDBStore, LevelDBView
     from storage.replication.bases import Base
     from storage.replication.carry import Objects
+    from storage.replication.notices import Registration
     from storage.replication.outbox import Outbox, Taken
     from storage.replication.protocol import Steps
     from storage.replication.segment import Commit, Segment
@@ -111,6 +112,14 @@ class CopyStatus:
     """The earliest moment that can be restored; None while that is unknown."""
     given_up: bool
     """True if commits were given up, so that those after them cannot be restored until a new base is complete."""
+    standbys: tuple[Registration, ...]
+    """The registered standbys."""
+    automatic: bool
+    """True if one of them takes over by itself once the lease is over."""
+    alone_s: float
+    """How long no standby has been registered."""
+    has_lease: bool
+    """False if the object store has no conditional replacement: then standbys cannot register."""
 
 
 class SecondCopy:
@@ -174,7 +183,7 @@ class SecondCopy:
         self.lease = LeaseKeeper(
             objects,
             period_s=settings.lease_s,
-            allows_standby=settings.standby == "allowed",
+            allows_standby=settings.standby != "never",
             # With ``sync``, no commit is acknowledged before it counts.
             is_needed=self._mode == ASYNC,
             counted=lambda: None if self._reign is None else self._reign.counted,
@@ -358,6 +367,10 @@ class SecondCopy:
             base_ms=record.base_ms,
             oldest_ms=self._oldest_ms,
             given_up=self._is_given_up or bool(self._outbox.lost),
+            standbys=self.lease.standbys,
+            automatic=self.lease.is_automatic,
+            alone_s=self.lease.alone_s,
+            has_lease=self._objects.can_exchange,
         )
 
     # --- shipping --------------------------------------------------------------------------------

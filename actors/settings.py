@@ -220,18 +220,19 @@ class ReplicationConfig:
     lease_s: float = seconds(
         10.0,
         "A standby takes over if the primary has not renewed its lease for this time, which it does three times as often; "
-        'without a renewal for this time, a primary with standby = "allowed" refuses requests. At least 1; or 0: a standby takes over only by hand.',
+        "without a renewal for this time, a primary with a registered standby refuses requests. At least 1; or 0: a standby takes over only by hand.",
         small="a short outage of the object store stops the service, or makes a standby take over",
         large="the service is away that long after the loss of a machine",
         low=0,
         high=3_600,
     )
     standby: str = choice(
-        "never",
-        "Whether other daemons may follow this one as standbys. never: they refuse to, and this daemon acknowledges also "
-        "while it cannot renew its lease.",
+        "allowed",
+        "Whether other daemons may follow this one as standbys. expected: the same as allowed, and it is reported when "
+        "there is none. never: they refuse to, and this daemon acknowledges also while it cannot renew its lease.",
         "never",
         "allowed",
+        "expected",
     )
     urls: str = text(
         "",

@@ -4,7 +4,8 @@
     follow    segments, as they are stored; the place in the log is written with the next one
     take over end the primary's epoch with a seal, read the log to that seal, and make the directory a primary's
 
-Killed at any moment it continues, or builds again if the base was not complete. If its next segment was removed, it
+Once it could take over, it registers in the primary's lease, again and again, so that the primary keeps the terms of the
+lease. Killed at any moment it continues, or builds again if the base was not complete. If its next segment was removed, it
 builds again. The process then starts as any primary does.
 """
 
@@ -21,12 +22,12 @@ import trio
 from actors.lease import boot_s
 from plainsong.protocol.effects import Put, Table, put_one
 from storage.base import StoreError, StoreUnusable
-from storage.directory import DataDirectory, empty_store
+from storage.directory import DataDirectory, empty_store, set_aside
 from storage.replication.bases import FORMAT_NAME, decode_format
 from storage.replication.carry import carry_out
-from storage.replication.notices import LEASE, decode_lease, log_name
+from storage.replication.notices import LEASE, Registration, decode_lease, encode_lease, log_name
 from storage.replication.outbox import operations_of
-from storage.replication.protocol import ROOT, Follower, ReignOver, TakeOverLost, after, take_over
+from storage.replication.protocol import ROOT, Follower, ReignOver, TakeOverLost, Verdict, after, take_over
 from storage.replication.reading import bases_of, rows_of
 from storage.replication.record import FOLLOWED_KEY, Followed, Record, Settle, read_record, write_record
 from storage.replication.segment import RUN_BYTES, SYNC, DamagedLog, decode_segment, is_segment
@@ -49,6 +50,8 @@ T = TypeVar("T")
 #: Reads of the lease within its time, and the longest time between two.
 READS = 5
 IDLE_S = 2.0
+#: The time between two registrations in the lease.
+REGISTER_EVERY_S = 10.0
 #: Pause after the object store failed, or the store.
 PAUSE_S = 1.0
 TIDY_EVERY_S = 60.0
@@ -75,6 +78,8 @@ class StandbyStatus:
     """Where clients reach the primary; empty if that is not known."""
     holder: str
     """The primary's machine; empty if it is not known."""
+    automatic: bool
+    """True if it takes over by itself once the lease is over."""
 
 
 class _BuildAgain(Exception):
@@ -108,6 +113,9 @@ class Standby:
         self._holder = holder
         self._clock = clock
         self._record = Record("", standby=True)
+        #: In the lease, until this process ends or takes over.
+        self._registration = Registration(secrets.token_hex(4), 0, holder)
+        self._registered_s = -1e9
         self._place = ROOT
         #: What the store's row about its place says.
         self._noted = ROOT
@@ -149,6 +157,7 @@ class Standby:
             error=self._error,
             urls=() if lease is None else lease.urls,
             holder="" if lease is None else lease.holder,
+            automatic=self._caught_up and lease is not None and self._expires_s(lease) is not None,
         )
 
     async def take_over(self) -> int:
@@ -181,7 +190,7 @@ class Standby:
         await self._begin()
         while True:
             if self._record.place == ROOT:
-                await in_thread(empty_store, self._directory)
+                await self._clear()
             try:
                 store = await self._open_store()
                 try:
@@ -191,7 +200,7 @@ class Standby:
                         await store.aclose()
             except _BuildAgain:
                 log.warning("the log does not continue this standby: it begins with a base")
-                await self._note(replace(self._record, place=ROOT, base=None, until=0))
+                await self._note(replace(self._record, place=ROOT, base=None, until=0, ahead_ms=self._ahead_ms))
                 self._caught_up = False
             except StoreError as error:
                 self._failed(error.detail)
@@ -214,6 +223,14 @@ class Standby:
         if found is None:
             await in_thread(_refuse_store, self._directory)
         await self._note(replace(found or self._record, store=store))
+        self._ahead_ms = self._record.ahead_ms
+
+    async def _clear(self) -> None:
+        """Remove the store in the directory; finish a ``rejoin`` first, which keeps it. Raises StoreUnusable."""
+        if self._record.aside:
+            await in_thread(_keep_store, self._directory, self._record.aside)
+            await self._note(replace(self._record, aside=""))
+        await in_thread(empty_store, self._directory)
 
     async def _store(self) -> str | None:
         found = await self._objects.get(FORMAT_NAME)
@@ -316,6 +333,7 @@ class Standby:
         if row is not None and (row.place.epoch, row.place.number) > (record.place.epoch, record.place.number):
             self._place = self._noted = row.place
             self._time_ms, self._mode = row.time_ms, row.mode
+            self._ahead_ms = max(self._ahead_ms, row.ahead_ms)
         else:
             self._place = self._noted = record.place
             self._time_ms, self._mode = record.base_ms, await self._patiently(partial(self._mode_before, record.place))
@@ -327,7 +345,8 @@ class Standby:
         return 0 if found is None or not is_segment(found.data) else (await in_thread(decode_segment, found.data)).mode
 
     def _row(self) -> Put:
-        return put_one(Table.METADATA, FOLLOWED_KEY, Followed(self._place, self._time_ms, self._mode).encode())
+        followed = Followed(self._place, self._time_ms, self._mode, self._ahead_ms)
+        return put_one(Table.METADATA, FOLLOWED_KEY, followed.encode())
 
     async def _apply_next(self, store: LevelDBStore) -> bool:
         """Apply the next object of the log; False if there is none. Raises StoreError, DamagedLog, _BuildAgain."""
@@ -338,10 +357,10 @@ class Standby:
             self._caught_up = (place.commit or 0) >= self._record.until
             if not self._lacking:
                 self._error = ""
-            elif await self._is_end(place):
-                self._failed(self._lacking)
+            elif await self._is_removed(place):
+                raise _BuildAgain
             else:
-                raise _BuildAgain  # retention has removed the next object
+                self._failed(self._lacking)
             return False
         self._error = ""
         following, segment = await in_thread(after, place, found.data)
@@ -368,27 +387,33 @@ class Standby:
         commit, and the place must not be ahead of it.
         """
         operations = [each for commit in segment.commits for each in operations_of(commit)]
+        if segment.commits:
+            # With the segment, since a segment that is read again is older then, and shows less.
+            self._ahead_ms = max(self._ahead_ms, segment.last_ms - self._now_ms())
         await store.apply([*operations, self._row()])
         self._noted = self._place
         self._mode = segment.mode
         if segment.commits:
             self._time_ms = segment.last_ms
-            self._ahead_ms = max(self._ahead_ms, segment.last_ms - self._now_ms())
 
-    async def _is_end(self, place: Place, below: int | None = None) -> bool:
-        """True if nothing was removed from the log after ``place``: no base begins later.
+    async def _is_removed(self, place: Place) -> bool:
+        """True if the missing object at ``place`` was removed, False if it has not been stored, or was stored since.
 
-        Retention removes a segment only while there is a base that begins after it. The missing object at ``place``
-        must have been read before.
+        Retention removes a segment only while there is a base that begins after it, and a base is complete only once all
+        segments before it are stored.
+        """
+        if not await self._has_base_after(place.epoch, place.number):
+            return False
+        return await self._objects.get(log_name(place.epoch, place.number)) is None
+
+    async def _has_base_after(self, epoch: int, number: int, below: int | None = None) -> bool:
+        """True if a base begins after this number of the log.
 
         Args:
           below: only bases of epochs before this one.
         """
-        for base in await bases_of(self._objects):
-            at = base.place
-            if (at.epoch, at.number) > (place.epoch, place.number) and (below is None or at.epoch < below):
-                return False
-        return True
+        places = [base.place for base in await bases_of(self._objects)]
+        return any((at.epoch, at.number) > (epoch, number) and (below is None or at.epoch < below) for at in places)
 
     # --- the primary's lease ----------------------------------------------------------------------
 
@@ -412,24 +437,47 @@ class Standby:
             raise StoreUnusable(
                 "the primary allows no standby", hint='set replication.standby = "allowed" in its settings first'
             )
-        if lease is None or self._lease is None or _sign(lease) != _sign(self._lease):
+        # Standbys that register change the lease too.
+        if lease is None or self._lease is None or lease.sign != self._lease.sign:
             self._lease_since_s = self._clock()
         self._lease = lease
+        if found is not None and lease is not None:
+            await self._register(lease, found.etag)
+
+    async def _register(self, lease: Lease, etag: str) -> None:
+        """Note in the lease that this standby can take over, so that the primary keeps its terms."""
+        if not self._caught_up or lease.released or self._clock() - self._registered_s < REGISTER_EVERY_S:
+            return
+        one = self._registration = replace(
+            self._registration, beat=self._registration.beat + 1, commit=self._place.commit or 0
+        )
+        with trio.move_on_after(IDLE_S):
+            try:
+                # If the lease has changed since, the next look registers.
+                if await self._objects.exchange(LEASE, encode_lease(lease.registered(one)), etag) is Verdict.DONE:
+                    self._registered_s = self._clock()
+            except StoreError as error:
+                self._failed(error.detail)
 
     def _reason(self) -> str:
         """Return why to take over now; empty if there is no reason."""
-        lease, wait_s = self._lease, self._settings.lease_s
+        lease = self._lease
         if self._by_hand:
             return "by hand"
-        if lease is None or not wait_s:
+        if lease is None or not self._settings.lease_s:
             return ""
         if lease.released and lease.run not in self._record.runs:
             return "switch"
-        if not lease.period_ms:
-            return ""
+        wait_s = self._expires_s(lease)
         # Up to the beginning of the last read: its answer may be older than it seems.
         silent_s = self._lease_read_s - self._lease_since_s
-        return "lease" if silent_s >= max(wait_s, lease.period_ms / 1000) else ""
+        return "lease" if wait_s is not None and silent_s >= wait_s else ""
+
+    def _expires_s(self, lease: Lease) -> float | None:
+        """Return after which time without a renewal to take over; None if only by hand."""
+        if not lease.guarded or not lease.period_ms or not self._settings.lease_s:
+            return None  # the primary may acknowledge without a lease
+        return max(self._settings.lease_s, lease.period_ms / 1000)
 
     # --- the take-over ----------------------------------------------------------------------------
 
@@ -444,35 +492,43 @@ class Standby:
         if lacking := self._lacking:
             self._refuse(lacking)
             return False
-        if not await self._is_end(self._place):
+        if await self._is_removed(self._place):
             raise _BuildAgain
         run, before = secrets.token_bytes(RUN_BYTES), self._place
         log.warning("taking over", extra={"reason": reason, "epoch": before.epoch, "commit": before.commit})
         seen = None if reason == "by hand" else self._lease
+        reached = before.epoch, before.number
+
+        async def apply(segment: Segment) -> None:
+            nonlocal reached
+            await self._apply(store, segment)
+            reached = segment.epoch, segment.number + 1
+
         attempt = take_over(
             run,
             before,
             known=before.epoch,
             leased=self._objects.can_exchange,
             holder=self._holder,
-            follower=Follower(seen),
+            follower=Follower(seen, self._registration.id),
         )
         try:
-            place = await carry_out(self._objects, attempt, partial(self._apply, store), failed=self._failed)
+            place = await carry_out(self._objects, attempt, apply, failed=self._failed)
         except (TakeOverLost, ReignOver) as error:
             log.warning("the take-over has failed", extra={"why": error.detail})
             self._lease = None
             self._refuse(error.detail)
             await self._continue(store)
             return False
-        if not await self._is_end(before, place.epoch):
+        if await self._has_base_after(*reached, below=place.epoch):
             # The number was free because retention had removed its segment: the seal there ends nothing.
             raise _BuildAgain
         is_whole = place.clean or self._mode == SYNC
         settle = None if is_whole else Settle(self._time_ms, self._ahead_ms)
         event = {"epoch": place.epoch, "commit": place.commit, "reason": reason, "whole": is_whole}
         self._place = place
-        self._record = replace(self._record.at(place, run), standby=False, until=0, shift=None, settle=settle).noted(
+        taken = replace(self._record.at(place, run), standby=False, until=0, shift=None, settle=settle, ahead_ms=0)
+        self._record = taken.noted(
             "replication.takeover", self._now_ms(), {**event, "from": self.status.holder or None}
         )
         return True
@@ -483,8 +539,12 @@ class Standby:
             self._decided.set()
 
 
-def _sign(lease: Lease) -> tuple[int, bytes, int]:
-    return lease.epoch, lease.run, lease.renewed
+def _keep_store(directory: Path, aside: str) -> None:
+    home = DataDirectory.open(directory, address="a standby that keeps the store of a deposed primary")
+    try:
+        set_aside(directory, aside)
+    finally:
+        home.close()
 
 
 def _refuse_store(directory: Path) -> None:

@@ -170,7 +170,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
             # Front ends record their own requests.
             traces=traces if config.http.processes == 1 else None,
             copy=copy,
-            switch=switch if outbox is not None and config.replication.standby == "allowed" else None,
+            switch=switch if outbox is not None and config.replication.standby != "never" else None,
         )
         if copy is not None:
             daemon = replace(
@@ -188,7 +188,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
         add_transaction_gauges(metrics, daemon.authority, daemon.directory, daemon.pointers, daemon.clock)
         add_security_gauges(metrics, security)
         if copy is not None:
-            add_copy_gauges(metrics, copy)
+            add_copy_gauges(metrics, copy, config.replication)
             daemon.attention.sources.append(partial(copy_findings, copy, config.replication))
             if security.guard.required:
                 for event in copy.record.events:

@@ -48,6 +48,8 @@ LOOK_S = 5.0
 START_TIMEOUTS = 4
 #: Report a copy with more lag than this, in seconds.
 LATE_S = 60.0
+#: Report after this time that an expected standby is missing: it registers within seconds of its start.
+NO_STANDBY_S = 60.0
 #: Report a base that is older than ``replication.base_every_h`` times this.
 LATE_BASES = 2
 
@@ -211,7 +213,12 @@ def _why(error: str) -> str:
     return f": {error}" if error else ""
 
 
-def add_copy_gauges(metrics: Metrics, copy: SecondCopy) -> None:
+def lacks_standby(status: CopyStatus, settings: ReplicationConfig) -> bool:
+    """True if a standby is expected, and none has registered for a minute."""
+    return settings.standby == "expected" and not status.standbys and status.alone_s >= NO_STANDBY_S
+
+
+def add_copy_gauges(metrics: Metrics, copy: SecondCopy, settings: ReplicationConfig) -> None:
     """Register the gauges of the second copy."""
 
     def reads(name: str, text: str, read: Callable[[CopyStatus], float | None]) -> None:
@@ -247,6 +254,12 @@ def add_copy_gauges(metrics: Metrics, copy: SecondCopy) -> None:
         "1 while commits were given up, so that later ones cannot be restored before a new base is complete.",
         lambda status: status.given_up,
     )
+    reads("standbys", "Registered standbys.", lambda status: len(status.standbys))
+    reads(
+        "standby_missing",
+        "1 while a standby is expected, and none has registered for a minute.",
+        lambda status: lacks_standby(status, settings),
+    )
     reads("failing", "1 while the object store refuses access or does not answer.", lambda status: bool(status.error))
     puts = Distributions(
         "plainsong_replication_put_duration_seconds", "Time to write one object to the object store.", LATENCY_BUCKETS_S
@@ -273,10 +286,13 @@ def copy_findings(copy: SecondCopy, settings: ReplicationConfig, now_ms: Callabl
     if age_h > LATE_BASES * settings.base_every_h:
         text = f"The last base of the second copy is {age_h:.0f} h old, so a restore reads the log of that time"
         found.append(_finding("warning", text))
+    if lacks_standby(status, settings):
+        text = f"A standby is expected, and none has registered for {status.alone_s:.0f} s: no machine takes over"
+        found.append(_finding("warning", text, "replication.standby"))
     if status.error:
         found.append(_finding("warning", f"The second copy cannot be written{why}"))
     return found
 
 
-def _finding(severity: Severity, text: str) -> Finding:
-    return Finding("replication", severity, "replication.to", text, link="/console")
+def _finding(severity: Severity, text: str, setting: str = "replication.to") -> Finding:
+    return Finding("replication", severity, setting, text, link="/console")

@@ -105,6 +105,7 @@ class StandbyRoutes:
             "lagCommits": status.lag_commits,
             "error": status.error or None,
             "urls": list(status.urls),
+            "automatic": status.automatic,
         }
         return json_answer(shown)
 
@@ -237,6 +238,11 @@ def add_standby_gauges(metrics: Metrics, standby: Standby) -> None:
     reads("last_commit", "The last commit that the standby has.", lambda status: status.last)
     reads("lag_commits", "Commits in the log that the standby lacks.", lambda status: status.lag_commits)
     reads("failing", "1 while the object store refuses access or does not answer.", lambda status: bool(status.error))
+    reads(
+        "automatic",
+        "1 while this standby takes over by itself once the lease is over; absent on a primary.",
+        lambda status: status.automatic,
+    )
 
 
 # --- the primary's lease -----------------------------------------------------------------------------

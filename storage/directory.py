@@ -163,6 +163,7 @@ def sync_directory(directory: Path) -> None:
 #     metadata/        a LevelDB
 #     volumes/         LIST, and a LevelDB for each period of messages
 #     rows/            format 1: one LevelDB with everything; it becomes a volume
+#     deposed-TIME/    the store of a primary before it joined again as a standby
 
 
 LOCK_NAME = "plainsong.lock"
@@ -171,7 +172,18 @@ VOLUMES_NAME = "volumes"
 ROWS_NAME = "rows"
 REPLICATION_NAME = "REPLICATION"
 #: Files that a directory without a store may have: those of an unfinished creation, and of mkfs.
-_OURS = {LOCK_NAME, METADATA_NAME, VOLUMES_NAME, ROWS_NAME, UNFINISHED_FORMAT_NAME, REPLICATION_NAME, "lost+found"}
+_OURS = {
+    LOCK_NAME,
+    METADATA_NAME,
+    VOLUMES_NAME,
+    ROWS_NAME,
+    UNFINISHED_FORMAT_NAME,
+    REPLICATION_NAME,
+    f"{REPLICATION_NAME}.tmp",
+    "lost+found",
+}
+#: Prefix of a folder with the store of a deposed primary.
+DEPOSED_PREFIX = "deposed-"
 #: What ``empty_store`` removes. FORMAT is last: without it, rows would be taken for damage.
 _OF_A_STORE = (METADATA_NAME, VOLUMES_NAME, ROWS_NAME, "scrub.json", "last-backup.json", FORMAT_NAME)
 _MAX_HOLDER_BYTES = 4096
@@ -262,16 +274,22 @@ def empty_store(path: Path) -> None:
         home.close()
 
 
-def set_aside(path: Path, aside: Path) -> None:
-    """Rename a locked directory, and make an empty one in its place. Blocks. Raises StoreUnusable."""
+def set_aside(path: Path, name: str) -> None:
+    """Move the store in a locked directory into a folder there. Blocks. Repeat it after a crash. Raises StoreUnusable.
+
+    Inside the directory, which may be a mount point, or the only place where this user may write.
+    """
+    aside = path / name
     try:
-        path.rename(aside)
-        path.mkdir(mode=0o700)
-        sync_directory(path.parent)
+        aside.mkdir(mode=0o700, exist_ok=True)
+        for part in _OF_A_STORE:
+            if (path / part).exists():
+                (path / part).rename(aside / part)
+                sync_directory(aside)
+                sync_directory(path)
     except OSError as error:
         raise StoreUnusable(
-            f"{path} cannot be moved to {aside}: {message_of(error)}",
-            hint="move it yourself, and start the daemon with replication.role = standby",
+            f"the store in {path} cannot be moved to {aside}: {message_of(error)}", hint="run it again after a remedy"
         ) from error
 
 
@@ -312,7 +330,8 @@ def _create(path: Path) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
-    foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _OURS)
+    names = [entry.name for entry in path.iterdir()]
+    foreign = sorted(name for name in names if name not in _OURS and not name.startswith(DEPOSED_PREFIX))
     if foreign:
         shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
         raise StoreUnusable(

@@ -37,7 +37,7 @@ def metrics_of_the_daemon() -> dict[str, str]:
     add_keeping_gauges(metrics, nothing, nothing)
     add_security_gauges(metrics, nothing)
     add_tls_gauges(metrics, nothing)
-    add_copy_gauges(metrics, nothing)
+    add_copy_gauges(metrics, nothing, nothing)
     standby = Metrics("0")
     add_standby_gauges(standby, nothing)
     metrics.registry.unregister(metrics.readings)

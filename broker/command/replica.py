@@ -24,10 +24,12 @@ from plainsong.cli.output import counted, echo_json, note, show_bytes, show_coun
 from plainsong.protocol.errors import PlainsongError
 from storage.base import StoreError, StoreUnusable
 from storage.clock import now_ms
-from storage.directory import DataDirectory, opening_failed, set_aside, sync_directory
-from storage.replication.reading import bases_of, store_of
+from storage.directory import DataDirectory, opening_failed, sync_directory
+from storage.replication.notices import LEASE, decode_lease
+from storage.replication.reading import bases_of, read, store_of
 from storage.replication.reading import verify as verify_copy
-from storage.replication.record import Record, read_record, remove_record, write_record
+from storage.replication.record import read_record, remove_record
+from storage.replication.record import rejoin as make_standby
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from actors.restoring_copy import ComparedBases
     from plainsong.cli.connection import Where
     from storage.replication.carry import Objects
+    from storage.replication.notices import Lease
 
 _URL = click.argument("url", metavar="URL")
 _TIMEOUT = click.option(
@@ -65,9 +68,9 @@ def replica() -> None:
 @_TIMEOUT
 @json_option
 def status(url: str, timeout_s: float, as_json: bool) -> None:
-    """Show the bases of a copy, without reading its log.
+    """Show the bases of a copy, its primary and its standbys, without reading its log.
 
-    Exits with 1 if there is none, since then nothing can be restored. The
+    Exits with 1 if there is no base, since then nothing can be restored. The
     metrics of the daemon and `GET /v1/replication` show how far its log reaches.
     """
     show_bases(url, timeout_s, as_json=as_json)
@@ -78,20 +81,54 @@ def show_bases(url: str, timeout_s: float, *, as_json: bool) -> None:
 
     async def look(objects: Objects) -> None:
         store, bases = await store_of(objects), await bases_of(objects)
+        found = await read(objects, LEASE)
+        lease = None if found is None else decode_lease(found.data)
         shown = [
             {"epoch": base.place.epoch, "commit": base.until, "timeMs": base.until_ms, "bytes": base.size}
             for base in bases
         ]
         if as_json:
-            echo_json({"store": store, "bases": shown})
+            echo_json({"store": store, "bases": shown, **_shown_lease(lease)})
         else:
             click.echo(f"copy of store {store}: {counted(len(bases), 'complete base')}")
             for base in bases:
                 click.echo(f"  {show_time(base.until_ms)}  commit {base.until}  {show_bytes(base.size)}")
+            for line in _lines_of(lease):
+                click.echo(line)
         if not bases:
             raise click.exceptions.Exit(Exit.FAILED)
 
     _run(url, timeout_s, look)
+
+
+def _shown_lease(lease: Lease | None) -> dict[str, object]:
+    if lease is None:
+        return {"primary": None, "standbys": [], "automatic": None}
+    return {
+        "primary": {"holder": lease.holder, "urls": list(lease.urls), "epoch": lease.epoch},
+        "standbys": [{"holder": each.holder, "lastCommit": each.commit} for each in lease.standbys],
+        "automatic": _is_automatic(lease),
+    }
+
+
+def _lines_of(lease: Lease | None) -> Iterator[str]:
+    if lease is None:
+        yield "no lease: standbys take over by hand"
+        return
+    at = f" at {', '.join(lease.urls)}" if lease.urls else ""
+    yield f"primary {lease.holder or 'of an unknown machine'}{at}, epoch {lease.epoch}"
+    for each in lease.standbys:
+        yield f"standby {each.holder or 'on an unknown machine'}, commit {each.commit} or later"
+    if not lease.allows_standby:
+        yield "the primary allows no standby"
+    elif not lease.standbys:
+        yield "no standby is registered"
+    elif not _is_automatic(lease):
+        yield "standbys take over by hand"
+
+
+def _is_automatic(lease: Lease) -> bool:
+    return bool(lease.standbys) and lease.guarded and lease.period_ms > 0
 
 
 # --- verify ----------------------------------------------------------------------------------------
@@ -296,31 +333,27 @@ def switch(as_json: bool, where: Where) -> None:
 def rejoin(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Make the directory of a stopped, deposed primary a standby's.
 
-    Moves the directory to DIR.deposed-TIME, next to it: it may have commits that
-    never counted. The daemon then starts as a standby in a new directory.
+    Moves its store to the folder deposed-TIME in the directory: it may have
+    commits that never counted. The daemon then starts as a standby. After an
+    interruption, run the same command again, or start the daemon: both continue.
     """
     config = load_settings(file, data_dir, bind, sets).config
     directory = config.storage.data_dir.absolute()
-    at_ms = now_ms()
-    aside = directory.with_name(f"{directory.name}.deposed-{at_ms}")
     with _said():
         home = DataDirectory.open(directory, address="plainsong replica rejoin")
         try:
-            record = None if home.is_new else read_record(directory)
+            record = read_record(directory)
             if record is None:
                 raise StoreUnusable(f"{directory} has no second copy", hint="name the daemon's data directory")
-            if record.standby:
+            if record.standby and not record.aside:
                 raise StoreUnusable(f"{directory} is a standby's already", hint="start the daemon")
-            after = {"aside": str(aside), "epoch": record.place.epoch, "commit": record.place.commit}
-            new = Record(record.store, standby=True).noted("replication.rejoin", at_ms, after)
-            set_aside(directory, aside)
-            write_record(directory, new)
+            aside = directory / make_standby(directory, record, now_ms())
         finally:
             home.close()
     if as_json:
         echo_json({"store": record.store, "dataDir": str(directory), "aside": str(aside)})
     else:
-        click.echo(f"{directory} is a standby's now; what it was is in {aside}")
+        click.echo(f"{directory} is a standby's now; its store is in {aside}")
 
 
 # --- leave -----------------------------------------------------------------------------------------

@@ -223,6 +223,9 @@ def _replication_problems(config: Config, origins: Mapping[str, str]) -> list[Pr
     if replication.role == "standby" and not replication.to:
         what = f"{_shown(config, 'replication.role')} without replication.to"
         found.append(Problem(origins["replication.role"], what, "name the place that the primary writes to"))
+    if replication.standby == "expected" and replication.to.startswith("file:"):
+        what = f"{_shown(config, 'replication.standby')}, and a folder has no lease in which standbys could register"
+        found.append(Problem(_both(origin, origins["replication.standby"]), what, "leave it out"))
     return found
 
 

@@ -10,7 +10,7 @@ names sort as numbers do.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from storage.replication.segment import RUN_BYTES, DamagedLog
@@ -40,6 +40,20 @@ class EpochSeal:
 
 
 @dataclass(frozen=True, slots=True)
+class Registration:
+    """A standby that is ready to take over, as it wrote itself into the lease."""
+
+    id: str
+    """Chosen at the start of its process."""
+    beat: int
+    """Counts its registrations. The primary removes one that has not changed for a time."""
+    holder: str = ""
+    """Its machine."""
+    commit: int = 0
+    """The last commit that it had."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """The highest epoch that a run has chosen. It decides nothing by itself: the seal does."""
 
@@ -56,9 +70,28 @@ class Lease:
     period_ms: int = 0
     """The time of the lease; 0: a standby takes over only by hand."""
     allows_standby: bool = True
-    """False: the primary keeps acknowledging without the object store, so that no standby may exist."""
+    """False: no standby may register or take over."""
     released: bool = False
     """True if the run has ended its epoch by a clean seal, and serves no longer."""
+    guarded: bool = True
+    """True: the primary acknowledges nothing that a take-over could lose once its lease is over, so a standby may take
+    over by itself then."""
+    standbys: tuple[Registration, ...] = ()
+    """Registered standbys, in the order of their ids. Only ``guarded`` decides; these are why it is set."""
+
+    @property
+    def sign(self) -> tuple[int, bytes, int]:
+        """Changes if the run of the lease renews it, and not if a standby registers."""
+        return self.epoch, self.run, self.renewed
+
+    def registered(self, one: Registration) -> Lease:
+        """Return the lease with a standby's registration, in place of its last one."""
+        others = self.without(one.id).standbys
+        return replace(self, standbys=tuple(sorted((*others, one), key=lambda each: each.id)))
+
+    def without(self, identity: str) -> Lease:
+        """Return the lease without a standby's registration."""
+        return replace(self, standbys=tuple(each for each in self.standbys if each.id != identity))
 
 
 def encode_seal(seal: EpochSeal) -> bytes:
@@ -87,19 +120,30 @@ def encode_lease(lease: Lease) -> bytes:
             "renewed": lease.renewed,
             "counted": lease.counted,
             "periodMs": lease.period_ms,
-            "allowsStandby": lease.allows_standby,
+            # Versions that do not register take over by this alone.
+            "allowsStandby": lease.allows_standby and lease.guarded,
             "released": lease.released,
+            "standbys": {each.id: _registration(each) for each in lease.standbys} if lease.allows_standby else None,
         }
     )
 
 
+def _registration(one: Registration) -> dict[str, Any]:
+    return {"beat": one.beat, "holder": one.holder, "commit": one.commit}
+
+
 def decode_lease(data: bytes) -> Lease:
-    """Decode a lease; fields of later versions are ignored. Raises DamagedLog."""
+    """Decode a lease; fields of later versions are ignored. Raises DamagedLog.
+
+    A primary of a version without registrations keeps the terms of its lease whenever it allows a standby.
+    """
     found = _parsed(data, "lease")
     if type(found.get("epoch")) is not int:
         raise DamagedLog("the lease has no epoch")
     run, counted = _run(found, "lease"), found.get("counted")
+    guarded = bool(found.get("allowsStandby", True))
     try:
+        standbys = found.get("standbys", {})
         return Lease(
             found["epoch"],
             run,
@@ -109,10 +153,15 @@ def decode_lease(data: bytes) -> Lease:
             int(found.get("renewed", 0)),
             None if counted is None else int(counted),
             int(found.get("periodMs", 0)),
-            bool(found.get("allowsStandby", True)),
+            standbys is not None and (guarded or "standbys" in found),
             bool(found.get("released", False)),
+            guarded,
+            tuple(
+                Registration(name, int(each["beat"]), str(each["holder"]), int(each["commit"]))
+                for name, each in sorted((standbys or {}).items())
+            ),
         )
-    except (TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedLog("a field of the lease has another kind of value") from error
 
 

@@ -21,6 +21,7 @@ from storage.replication.notices import (
     LEASE,
     EpochSeal,
     Lease,
+    Registration,
     decode_lease,
     decode_seal,
     encode_lease,
@@ -213,26 +214,54 @@ def follow(place: Place, runs: frozenset[bytes] | None = None) -> Steps[Place]:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """What a primary that serves writes into its lease for standbys."""
+
+    period_ms: int
+    """The time of the lease; 0: standbys take over by hand only."""
+    allows_standby: bool
+    is_free: bool
+    """True if the lease has no time, so that the primary need do nothing to keep the terms."""
+    is_kept: bool
+    """True if the primary acknowledges nothing without a valid lease already: only then may the lease say so."""
+    gone: frozenset[Registration] = frozenset()
+    """Registrations that have not changed for a time: their standbys do not exist any more."""
+
+    def applied(self, lease: Lease) -> Lease:
+        """Return a lease with these terms."""
+        standbys = tuple(each for each in lease.standbys if self.allows_standby and each not in self.gone)
+        return replace(
+            lease,
+            period_ms=self.period_ms,
+            allows_standby=self.allows_standby,
+            guarded=self.allows_standby and (self.is_free or (self.is_kept and bool(standbys))),
+            standbys=standbys,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Follower:
     """The caller of a take-over is a standby: it must not skip a gap."""
 
     seen: Lease | None = None
     """The lease that was not renewed: if it has been, or another process takes over first, the attempt has failed. None:
     the attempt is by hand, and ends whatever epoch is the last."""
+    registration: str = ""
+    """The id of its registration, which ends with the take-over."""
 
 
 def choose_epoch(
-    run: bytes, known: int, holder: str = "", follower: Follower | None = None, terms: Lease | None = None
+    run: bytes, known: int, holder: str = "", follower: Follower | None = None, terms: Terms | None = None
 ) -> Steps[int]:
     """Raise the epoch in the lease, and return it.
 
     Args:
       known: the last epoch that the caller's directory has seen, 0 if none.
       holder: the caller's machine, for people.
-      terms: of a caller that serves from now on: its own time, and whether it allows a standby.
+      terms: of a caller that serves from now on.
     Raises:
       BucketWentBack: the lease is missing, or older.
-      TakeOverLost: the lease has changed since the follower has seen it.
+      TakeOverLost: the lease has been renewed since the follower has seen it, or allows no standby.
     """
     seen = None if follower is None else follower.seen
     while True:
@@ -241,21 +270,30 @@ def choose_epoch(
         held = before.epoch
         if held < known:
             raise BucketWentBack(f"the lease is of epoch {held}, but epoch {known} has begun already")
-        if seen is not None and before != seen:
+        if seen is not None and before.sign != seen.sign:
             raise TakeOverLost("the lease has changed")
-        # The time of the lease stays, for the case that this process ends before its first renewal.
+        if follower is not None and not before.allows_standby:
+            raise TakeOverLost("the primary allows no standby")
+        # Time and terms of the lease stay, for the case that this process ends before it serves.
         mine = replace(before, epoch=held + 1, run=run, holder=holder, urls=(), renewed=0, released=False)
+        if follower is not None:
+            mine = mine.without(follower.registration)
         if terms is not None:
             # A standby must go by these from now on, also before the first renewal.
-            mine = replace(mine, period_ms=terms.period_ms, allows_standby=terms.allows_standby)
+            mine = terms.applied(mine)
         lease = encode_lease(mine)
         request = Create(LEASE, lease) if found is None else Exchange(LEASE, lease, found.etag)
         verdict = yield request
         if verdict is Verdict.DONE:
             return held + 1
         found = yield Get(LEASE)
-        if found is not None and found.data == lease:
+        if found is not None and _is_same(decode_lease(found.data), mine):
             return held + 1
+
+
+def _is_same(found: Lease, written: Lease) -> bool:
+    """True if the lease in the object store is the one that was written. Standbys may have registered since."""
+    return replace(found, standbys=written.standbys) == written
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +320,7 @@ def take_over(
     holder: str = "",
     clean: bool = False,
     follower: Follower | None = None,
-    terms: Lease | None = None,
+    terms: Terms | None = None,
 ) -> Steps[Place]:
     """End the last epoch and begin one. Returns the place of its first segment.
 
@@ -378,11 +416,11 @@ def claim_prefix(name: str, data: bytes, place: Place) -> Steps[None]:
             return
 
 
-def renew(lease: Lease, confirmed: int, over: Lease | None = None) -> Steps[Lease]:
+def renew(lease: Lease, confirmed: int, terms: Terms, over: Lease | None = None) -> Steps[Lease]:
     """Replace the lease by the next one of its run.
 
-    Returns ``lease``, or the lease of another run that was found instead: it tries to take over. The log shows whether
-    it has succeeded.
+    Returns the lease with the standbys that are registered, and whether it is ``guarded``; or the lease of another run
+    that was found instead: it tries to take over. The log shows whether it has succeeded.
 
     Args:
       confirmed: ``renewed`` of the last lease of this run that was written for certain.
@@ -390,19 +428,21 @@ def renew(lease: Lease, confirmed: int, over: Lease | None = None) -> Steps[Leas
     Raises:
       BucketWentBack: the lease is missing, or older than one that this run wrote.
     """
+    sent: Lease | None = None
     while True:
         found = yield Get(LEASE)
         held = None if found is None else decode_lease(found.data)
-        if held == lease:
-            return lease  # the answer was lost
+        if held is not None and sent is not None and _is_same(held, sent):
+            return held  # the answer was lost
         is_own = held is not None and held.run == lease.run
         if held is None or held.epoch < lease.epoch or (is_own and held.renewed < confirmed):
             raise BucketWentBack("the lease is missing or older than this process wrote it", hint=LEAVE_HINT)
-        if not is_own and held != over:
+        if not is_own and (over is None or held.sign != over.sign):
             return held
         assert found is not None  # it was decoded
-        if (yield Exchange(LEASE, encode_lease(lease), found.etag)) is Verdict.DONE:
-            return lease
+        sent = terms.applied(replace(lease, standbys=held.standbys))
+        if (yield Exchange(LEASE, encode_lease(sent), found.etag)) is Verdict.DONE:
+            return sent
 
 
 def check_place(place: Place) -> Steps[None]:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from storage.base import StoreDamaged, StoreTooNew
 from storage.copy_parts import COPY_KEY
-from storage.directory import REPLICATION_NAME, opening_failed, sync_directory, write_whole
+from storage.directory import (
+    DEPOSED_PREFIX,
+    REPLICATION_NAME,
+    opening_failed,
+    set_aside,
+    sync_directory,
+    write_whole,
+)
 from storage.replication.protocol import ROOT, Place
 
 if TYPE_CHECKING:
@@ -19,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Written for a primary whose directory began with the log, which version 1 can read.
 FIRST_FORMAT = 1
+#: With ``aside``: an earlier version would remove the store.
+LAST_FORMAT = 3
 FORMAT = 2
 #: The row of a standby's store with its place in the log. It lags by one segment at most: applying one twice changes
 #: nothing.
@@ -69,6 +78,10 @@ class Record:
     """Of a standby: its store is consistent from this commit on."""
     settle: Settle | None = None
     """The rules of a restore are to be applied before the store is served."""
+    ahead_ms: int = 0
+    """Of a standby that builds again: see ``Settle``."""
+    aside: str = ""
+    """Of a standby: the folder in the directory into which the store of a deposed primary is still to be moved."""
     events: tuple[Event, ...] = ()
     """To be recorded in the audit by the next primary on this directory."""
 
@@ -99,8 +112,8 @@ def read_record(directory: Path) -> Record | None:
     path = directory / REPLICATION_NAME
     try:
         found = json.loads(path.read_bytes())
-        if found["format"] > FORMAT:
-            raise StoreTooNew(f"{path} has format {found['format']}; this version reads {FORMAT}")
+        if found["format"] > LAST_FORMAT:
+            raise StoreTooNew(f"{path} has format {found['format']}; this version reads {LAST_FORMAT}")
         return _decoded(found)
     except FileNotFoundError:
         return None
@@ -122,6 +135,8 @@ def _decoded(found: dict[str, Any]) -> Record:
         shift=found.get("shift", 0),
         until=int(found.get("until", 0)),
         settle=None if settle is None else Settle(int(settle["cutMs"]), int(settle["aheadMs"])),
+        ahead_ms=int(found.get("aheadMs", 0)),
+        aside=str(found.get("aside", "")),
         events=tuple(Event(each["action"], each["timeMs"], each["after"]) for each in found.get("events", ())),
     )
 
@@ -150,25 +165,30 @@ class Followed:
     """The time of the last commit."""
     mode: int
     """The mode of the last segment."""
+    ahead_ms: int = 0
+    """See ``Settle``. Of all segments up to the one in the same batch."""
 
     def encode(self) -> bytes:
         """Encode the row's value."""
-        return json.dumps({"place": _shown(self.place), "timeMs": self.time_ms, "mode": self.mode}).encode()
+        shown = {"place": _shown(self.place), "timeMs": self.time_ms, "mode": self.mode, "aheadMs": self.ahead_ms}
+        return json.dumps(shown).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> Followed:
         """Decode the row's value. Raises StoreDamaged."""
         try:
             found = json.loads(value)
-            return cls(_place_of(found["place"]), int(found["timeMs"]), int(found["mode"]))
+            place, ahead_ms = _place_of(found["place"]), int(found.get("aheadMs", 0))
+            return cls(place, int(found["timeMs"]), int(found["mode"]), ahead_ms)
         except (ValueError, KeyError, TypeError) as error:
             raise StoreDamaged("the standby's place in the log cannot be read") from error
 
 
 def write_record(directory: Path, record: Record) -> None:
     """Replace a directory's record, durably. Blocks. Raises StoreUnusable."""
+    is_first = not (record.standby or record.shift != 0 or record.settle)
     shown: dict[str, Any] = {
-        "format": FORMAT if record.standby or record.shift != 0 or record.settle else FIRST_FORMAT,
+        "format": LAST_FORMAT if record.aside else FIRST_FORMAT if is_first else FORMAT,
         "store": record.store,
         "place": _shown(record.place),
         "runs": [run.hex() for run in record.runs],
@@ -179,6 +199,10 @@ def write_record(directory: Path, record: Record) -> None:
     }
     if record.settle is not None:
         shown["settle"] = {"cutMs": record.settle.cut_ms, "aheadMs": record.settle.ahead_ms}
+    if record.ahead_ms:
+        shown["aheadMs"] = record.ahead_ms
+    if record.aside:
+        shown["aside"] = record.aside
     if record.events:
         shown["events"] = [
             {"action": each.action, "timeMs": each.time_ms, "after": each.after} for each in record.events
@@ -196,3 +220,27 @@ def remove_record(directory: Path) -> None:
         sync_directory(directory)
     except OSError as error:
         raise opening_failed(error, directory) from error
+
+
+def rejoin(directory: Path, record: Record, now_ms: int) -> str:
+    """Make the locked directory of a deposed primary a standby's, and return the folder there that has its store.
+
+    The new record decides: before it, the directory is the deposed primary's, and after it a standby's, which moves what
+    is left of the store. So it may be killed at any moment, and repeated. Blocks. Raises StoreUnusable.
+
+    Args:
+      record: of the directory: that of the deposed primary, or of an interrupted ``rejoin``.
+    """
+    if not record.standby:
+        aside = directory / f"{DEPOSED_PREFIX}{now_ms}"
+        try:
+            aside.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise opening_failed(error, aside) from error
+        write_record(aside, record)
+        after = {"aside": str(aside), "epoch": record.place.epoch, "commit": record.place.commit}
+        record = Record(record.store, standby=True, aside=aside.name).noted("replication.rejoin", now_ms, after)
+        write_record(directory, record)
+    set_aside(directory, record.aside)
+    write_record(directory, replace(record, aside=""))
+    return record.aside

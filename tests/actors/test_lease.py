@@ -1,27 +1,43 @@
-"""The lease: no standby tries to take over by itself while the primary may still acknowledge, whatever is slow or lost."""
+"""The lease: no standby takes over by itself while the primary may still acknowledge, whatever is slow or lost; and a
+primary without a standby never stops.
+
+A simulation with the real code and a clock of its own. Standbys come, register, freeze and end; the primary is cut off,
+ends, or starts again and allows no standby. Each rule is planted as a mistake.
+"""
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import ModuleType
+from typing import Any
 
 import pytest
 import trio
+import trio._core._run as internals
 from trio.testing import MockClock
 
 from actors import lease, standby
 from actors.settings import ReplicationConfig
+from storage.base import StoreUnusable
+from storage.replication import protocol
 from storage.replication.carry import ObjectStoreUnavailable, carry_out
-from storage.replication.notices import LEASE, Lease, decode_lease, encode_lease
-from storage.replication.protocol import Follower, TakeOverLost, Verdict, choose_epoch
+from storage.replication.notices import LEASE, decode_lease
+from storage.replication.protocol import Follower, TakeOverLost, Verdict
+from tests.planted import planted
 from tests.storage.replication.objects import MemoryObjects
 
-SEEDS = 30
+SEEDS = 40
+#: Enough for each planted mistake.
+SEEDS_OF_MISTAKES = 400
 PERIOD_S = 10.0
-RUN, OTHER = bytes(16), bytes([1] * 16)
+RUN = bytes(16)
+#: How long the object store may take on either way.
+SLOW, MILD = [0.0, 0.0, 0.01, 0.3, 1.5, 9.0, 30.0], [0.0, 0.0, 0.0, 0.01, 0.1, 2.0]
+SETTINGS = ReplicationConfig(lease_s=PERIOD_S)
 
 
 class SlowObjects(MemoryObjects):
@@ -31,12 +47,21 @@ class SlowObjects(MemoryObjects):
         super().__init__()
         self.found, self._random, self._nursery = shared.found, random, nursery
         self._shared, self._times = shared, times
+        self.connected = trio.Event()
+        self.connected.set()
+
+    def cut_off(self):
+        """Let no request land before ``connected`` is set."""
+        self.connected = trio.Event()
 
     async def get(self, name):
         found = await self._late(self._shared.get, name)
         if isinstance(found, Verdict):
             raise ObjectStoreUnavailable("no answer")
         return found
+
+    async def create(self, name, data):
+        return await self._late(self._shared.create, name, data)
 
     async def exchange(self, name, data, etag):
         return await self._late(self._shared.exchange, name, data, etag)
@@ -46,6 +71,7 @@ class SlowObjects(MemoryObjects):
 
         async def land():
             await trio.sleep(self._some_time())
+            await self.connected.wait()
             answer[0] = await call(*arguments)
             await trio.sleep(self._some_time())
             if self._random.random() < 0.02:
@@ -60,62 +86,190 @@ class SlowObjects(MemoryObjects):
         return self._random.choice(self._times)
 
 
-async def course(lease_module, standby_module, seed):
-    """Run a primary and a standby until it begins a take-over; return the time if the primary might acknowledge then."""
-    random, shared, wrong = Random(seed), MemoryObjects(), []
-    await shared.create(LEASE, encode_lease(Lease(1, RUN, period_ms=10_000)))
-    async with trio.open_nursery() as nursery:
-        keeper = lease_module.LeaseKeeper(
-            SlowObjects(shared, random, nursery, [0.0, 0.01, 0.3, 1.5, 9.0, 30.0]),
-            period_s=PERIOD_S,
-            allows_standby=True,
-            counted=lambda: 1,
-            clock=trio.current_time,
-        )
-        keeper.began(1, RUN, "first", trio.current_time())
-        settings = ReplicationConfig(lease_s=PERIOD_S)
-        other = standby_module.Standby(
-            SlowObjects(shared, random, nursery, [0.0, 0.0, 0.0, 0.01, 0.1, 2.0]),
-            Path(),
-            settings,
-            None,
-            lambda: 0,
-            clock=trio.current_time,
-        )
+@dataclass(frozen=True)
+class Code:
+    """The modules of a course: the real ones, or one with a mistake."""
 
-        async def exchange(name, data, etag):
+    lease: ModuleType = lease
+    standby: ModuleType = standby
+    protocol: ModuleType = protocol
+
+
+class Site:
+    """A primary and its standbys, on one object store."""
+
+    def __init__(self, code: Code, random: Random, nursery: trio.Nursery, times: list[float]) -> None:
+        self.code, self.random, self.nursery, self.times = code, random, nursery, times
+        self.shared = MemoryObjects()
+        self.wrong: list[str] = []
+        self.taken = trio.Event()
+        #: The keeper of the primary that serves; None while none does.
+        self.serves: Any = None
+        self.allows_standby = True
+        #: True while an operator asks for a take-over.
+        self.by_hand = False
+        self.keeping = trio.CancelScope()
+        self.attempts: dict[bytes, str] = {}
+        exchange = self.shared.exchange
+
+        async def watched(name, data, etag):
             """At the moment at which a take-over begins, the primary must not acknowledge."""
-            verdict = await MemoryObjects.exchange(shared, name, data, etag)
-            if verdict is Verdict.DONE and decode_lease(data).run == OTHER:
-                wrong.extend([trio.current_time()] if keeper.holds else ())
-                begun.set()
+            before, lease = decode_lease(self.shared.found[LEASE][0]), decode_lease(data)
+            verdict = await exchange(name, data, etag)
+            if verdict is Verdict.DONE and (reason := self.attempts.get(lease.run)):
+                if not before.allows_standby or (self.serves is not None and not self.allows_standby):
+                    self.wrong.append(f"{reason}: the primary allows none")
+                elif reason == "lease" and self.serves is not None and self.serves.holds:
+                    self.wrong.append(f"{trio.current_time()}: the primary may acknowledge")
+                self.taken.set()
             return verdict
 
-        async def watch():
-            while not begun.is_set():
-                await other._look_at_lease()
-                if other._reason() == "lease":
-                    follower = Follower(other._lease)
-                    with suppress(TakeOverLost):
-                        await carry_out(other._objects, choose_epoch(OTHER, 1, follower=follower))
-                await trio.sleep(0.2)
+        self.shared.exchange = watched
 
-        shared.exchange, begun = exchange, trio.Event()
+    def objects(self, times=None):
+        return SlowObjects(self.shared, self.random, self.nursery, times or self.times)
 
-        nursery.start_soon(keeper.run, trio.lowlevel.checkpoint)
-        nursery.start_soon(watch)
-        with trio.move_on_after(600):
-            await begun.wait()
+    async def start(self, run=RUN, *, allows_standby=True):
+        """Start a primary, as its first start or as the next one on its directory."""
+        self.keeping.cancel()
+        self.serves, self.keeping = None, trio.CancelScope()
+        self.at = self.objects()
+        keeper = self.code.lease.LeaseKeeper(
+            self.at, period_s=PERIOD_S, allows_standby=allows_standby, counted=lambda: 1, clock=trio.current_time
+        )
+        begun_s = trio.current_time()
+        epoch = await carry_out(self.at, self.code.protocol.choose_epoch(run, 0, "first", terms=keeper.terms))
+        keeper.began(epoch, run, "first", begun_s)
+        self.serves, self.allows_standby = keeper, allows_standby
+        self.nursery.start_soon(self._keep, keeper, self.keeping)
+        return keeper
+
+    @staticmethod
+    async def _keep(keeper, keeping):
+        with keeping:
+            await keeper.run(trio.lowlevel.checkpoint)
+
+    def kill(self):
+        self.keeping.cancel()
+        self.serves = None
+
+    async def follow(self, starts_s, *, lives_s=1e9, freezes=True):
+        """Be a standby that has read the log."""
+        await trio.sleep(starts_s)
+        objects = self.objects(MILD)
+        one = self.code.standby.Standby(objects, Path(), SETTINGS, None, lambda: 0, clock=trio.current_time)
+        one._caught_up = True
+        with suppress(StoreUnusable), trio.move_on_after(lives_s):
+            while not self.taken.is_set():
+                if self.by_hand:
+                    reason, self.by_hand = "by hand", False
+                else:
+                    await one._look_at_lease()
+                    reason = one._reason()
+                if reason:
+                    await self.take_over(one, objects, reason)
+                if freezes and self.random.random() < 0.003:
+                    await trio.sleep(self.random.choice([20.0, 90.0]))  # frozen
+                await trio.sleep(0.5)
+
+    async def take_over(self, one, objects, reason):
+        run = self.random.randbytes(16)
+        self.attempts[run] = reason
+        follower = Follower(one._lease if reason != "by hand" else None, one._registration.id)
+        with suppress(TakeOverLost):
+            await carry_out(objects, self.code.protocol.choose_epoch(run, 1, follower=follower))
+
+
+async def course(code, seed):
+    """Let anything happen until a take-over begins; return what is wrong then."""
+    random = Random(seed)
+    async with trio.open_nursery() as nursery:
+        site = Site(code, random, nursery, SLOW)
+        await site.start()
+        nursery.start_soon(site.follow, random.uniform(0, 60))
+        if random.random() < 0.5:
+            nursery.start_soon(partial(site.follow, random.uniform(0, 60), lives_s=random.uniform(10, 90)))
+
+        async def disturb():
+            while True:
+                await trio.sleep(random.uniform(5, 60))
+                what = random.random()
+                if what < 0.5:
+                    cut = site.at
+                    cut.cut_off()
+                    await trio.sleep(random.choice([5.0, 30.0, 200.0]))
+                    cut.connected.set()
+                elif what < 0.7:
+                    await site.start(random.randbytes(16), allows_standby=random.random() < 0.3)
+                    site.by_hand = random.random() < 0.5
+
+        nursery.start_soon(disturb)
+        with trio.move_on_after(300):
+            await site.taken.wait()
         nursery.cancel_scope.cancel()
-    return wrong
+    return site.wrong
 
 
-def run(seed, lease_module=lease, standby_module=standby):
-    return trio.run(course, lease_module, standby_module, seed, clock=MockClock(autojump_threshold=0))
+async def slow(code, seed):
+    """Let the object store be slow until a take-over begins; return what is wrong then."""
+    random = Random(seed)
+    async with trio.open_nursery() as nursery:
+        site = Site(code, random, nursery, SLOW[1:])
+        await site.start()
+        nursery.start_soon(partial(site.follow, 0.0, freezes=False))
+        with trio.move_on_after(300):
+            await site.taken.wait()
+        nursery.cancel_scope.cancel()
+    return site.wrong
+
+
+async def orphaned(code, seed):
+    """End a primary that has two standbys: one takes over in time."""
+    random = Random(seed)
+    async with trio.open_nursery() as nursery:
+        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+        keeper = await site.start()
+        for _ in range(2):
+            nursery.start_soon(partial(site.follow, random.uniform(0, 10), freezes=False))
+        await trio.sleep(random.uniform(60, 90))
+        was_automatic = keeper.is_automatic
+        site.kill()
+        with trio.move_on_after(60):
+            await site.taken.wait()
+        nursery.cancel_scope.cancel()
+    found = [] if was_automatic else ["no standby is registered after a minute"]
+    return found if site.taken.is_set() else [*found, "no standby has taken over"]
+
+
+async def alone(code, seed):
+    """Cut off a primary whose standbys have ended: it does not stop acknowledging."""
+    random = Random(seed)
+    async with trio.open_nursery() as nursery:
+        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+        keeper = await site.start()
+        for _ in range(random.randrange(3)):
+            nursery.start_soon(partial(site.follow, random.uniform(0, 20), lives_s=random.uniform(1, 60)))
+        await trio.sleep(250)
+        site.at.cut_off()
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+    return [] if keeper.holds else ["a primary without a standby acknowledges nothing"]
+
+
+def wrong(seed, courses, code=None):
+    """Return what is wrong in the courses of a seed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(internals, "_ALLOW_DETERMINISTIC_SCHEDULING", True)  # as hypothesis does
+        patch.setattr(internals, "_r", Random(seed))
+        return [
+            found
+            for each in courses
+            for found in trio.run(each, code or Code(), seed, clock=MockClock(autojump_threshold=0))
+        ]
 
 
 def test_a_standby_tries_only_after_the_primary_has_stopped_acknowledging():
-    assert [seed for seed in range(SEEDS) if run(seed)] == []
+    assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [course, slow]))] == []
 
 
 def test_in_sync_a_primary_without_renewals_acknowledges_what_counts_and_serves_no_polls():
@@ -136,44 +290,132 @@ def test_in_sync_a_primary_without_renewals_acknowledges_what_counts_and_serves_
     assert (keeper.is_current, keeper.holds) == (False, False)
 
 
-#: Module, mistake, the correct code, the wrong code.
+def test_one_of_two_registered_standbys_takes_over_once_the_primary_has_ended():
+    assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [orphaned]))] == []
+
+
+def test_a_primary_without_a_standby_acknowledges_while_its_object_store_is_away():
+    assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [alone]))] == []
+
+
+#: Course that finds it, module, mistake, the correct code, the wrong code.
 MISTAKES = [
     (
+        slow,
         lease,
         "the time of the lease is counted from the answer",
         "            self._valid_until_s = begun_s + self._period_s\n",
         "            self._valid_until_s = self._clock() + self._period_s\n",
     ),
     (
+        slow,
         lease,
         "a lease that is over is valid",
         "self._clock() < self._valid_until_s",
         "self._clock() < self._valid_until_s + 1.0",
     ),
     (
+        course,
         standby,
         "a renewal does not begin the time again",
-        "if lease is None or self._lease is None or _sign(lease) != _sign(self._lease):",
+        "if lease is None or self._lease is None or lease.sign != self._lease.sign:",
         "if lease is None or self._lease is None:",
     ),
     (
+        slow,
         standby,
         "the standby waits for less than the time of the lease",
-        '"lease" if silent_s >= max(wait_s, lease.period_ms / 1000) else ""',
-        '"lease" if silent_s >= 0.8 * wait_s else ""',
+        "return max(self._settings.lease_s, lease.period_ms / 1000)",
+        "return 0.8 * self._settings.lease_s",
+    ),
+    (
+        course,
+        standby,
+        "a standby takes over although the primary does not keep the terms for it",
+        "if not lease.guarded or not lease.period_ms",
+        "if not lease.period_ms",
+    ),
+    (
+        orphaned,
+        standby,
+        "a standby that registers begins the time again",
+        "lease.sign != self._lease.sign:",
+        "lease != self._lease:",
+    ),
+    (
+        course,
+        lease,
+        "the terms end with a renewal that failed",
+        "        self._renewed_s = None\n",
+        "        self._renewed_s, self._is_guarded = None, False\n",
+    ),
+    (
+        course,
+        lease,
+        "the terms end with the time of a registration, before the lease says so",
+        "        return not self._is_over and (not self._is_guarded or",
+        "        return not self._is_over and (not self._is_guarded or self._clock() - (self._renewed_s or 0) > EXPIRES_S or",
+    ),
+    (
+        course,
+        lease,
+        "the lease says that the terms are kept before they are",
+        "            is_kept=self._is_guarded,\n",
+        "            is_kept=True,\n",
+    ),
+    (
+        alone,
+        lease,
+        "a registration outlives its standby",
+        "if unchanged_s >= EXPIRES_S)",
+        "if unchanged_s >= 1e9)",
+    ),
+    (
+        orphaned,
+        lease,
+        "a registration ends before its standby",
+        "if unchanged_s >= EXPIRES_S)",
+        "if unchanged_s >= 0.0)",
+    ),
+    (
+        course,
+        protocol,
+        "a standby takes over from a primary that allows none any more",
+        "        if follower is not None and not before.allows_standby:\n",
+        "        if False:\n",
+    ),
+    (
+        course,
+        protocol,
+        "a start that allows no standby leaves the lease as it is until the first renewal",
+        "            mine = terms.applied(mine)\n",
+        "            pass\n",
+    ),
+    (
+        slow,
+        protocol,
+        "a lease that was renewed is replaced",
+        "        if seen is not None and before.sign != seen.sign:\n",
+        "        if False:\n",
     ),
 ]
+#: What code outside a copy of the protocol compares with.
+SHARED = ("Get", "Create", "Exchange", "Fetched", "Verdict", "TakeOverLost", "BucketWentBack")
 
 
-@pytest.mark.parametrize(("module", "name", "right", "wrong"), MISTAKES, ids=[each[1] for each in MISTAKES])
-def test_each_planted_mistake_is_found(module, name, right, wrong):
-    source = Path(module.__file__).read_text(encoding="utf-8")
-    assert source.count(right) == 1, f"the place of this mistake is gone: {name}"
-    made = ModuleType("module_with_a_mistake")
-    sys.modules[made.__name__] = made  # dataclasses look their module up
-    try:
-        exec(compile(source.replace(right, wrong), made.__name__, "exec"), made.__dict__)
-        modules = {"lease_module": made} if module is lease else {"standby_module": made}
-        assert any(run(seed, **modules) for seed in range(2 * SEEDS))
-    finally:
-        del sys.modules[made.__name__]
+def code_with(module, name, right, wrong):
+    made = planted(module, name, right, wrong)
+    if module is lease:
+        return Code(lease=made)
+    if module is standby:
+        return Code(standby=made)
+    made.__dict__.update({each: getattr(protocol, each) for each in SHARED})
+    return Code(protocol=made)
+
+
+@pytest.mark.parametrize(
+    ("found_in", "module", "name", "right", "wrong_"), MISTAKES, ids=[each[2] for each in MISTAKES]
+)
+def test_each_planted_mistake_is_found(found_in, module, name, right, wrong_):
+    code = code_with(module, name, right, wrong_)
+    assert any(wrong(seed, [found_in], code) for seed in range(SEEDS_OF_MISTAKES))

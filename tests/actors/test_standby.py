@@ -19,7 +19,7 @@ from storage.base import StoreError, StoreUnusable
 from storage.leveldb import LevelDBStore
 from storage.leveldb.commit import Committer
 from storage.replication import carry
-from storage.replication.notices import LEASE, decode_lease, log_name
+from storage.replication.notices import LEASE, Registration, decode_lease, encode_lease, log_name
 from storage.replication.outbox import Outbox
 from storage.replication.protocol import Foreign, ReignOver, TakeOverLost
 from storage.replication.reading import bases_of, verify
@@ -27,6 +27,7 @@ from storage.replication.record import FOLLOWED_KEY, read_record
 from storage.replication.segment import ASYNC, SYNC, decode_segment, is_segment
 from tests.actors.test_second_copy import FAST, primary, restored, until
 from tests.patience import PATIENCE_S
+from tests.planted import planted
 from tests.storage.contract import NAME
 from tests.storage.replication.objects import FaultyObjects, MemoryObjects
 from tests.storage.replication.shipped import rows_of, write_anything
@@ -64,21 +65,41 @@ class Clock:
         return True
 
 
-def a_standby(directory, objects, settings=SETTINGS, clock=None):
+def a_standby(directory, objects, settings=SETTINGS, clock=None, now_ms=1_000_000):
     opens = partial(LevelDBStore.open, directory, TINY, follows=True)
     options = {} if clock is None else {"clock": clock}
-    return Standby(objects, directory, settings, opens, lambda: 1_000_000, holder="second", **options)
+    return Standby(objects, directory, settings, opens, lambda: now_ms, holder="second", **options)
 
 
 @asynccontextmanager
-async def following(directory, objects, settings=SETTINGS, clock=None):
+async def following(directory, objects, settings=SETTINGS, clock=None, now_ms=1_000_000):
     """Run a standby during the block; at its end it is killed, as far as a task can be."""
-    standby = a_standby(directory, objects, settings, clock)
+    standby = a_standby(directory, objects, settings, clock, now_ms)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(standby.run)
         with trio.fail_after(PATIENCE_S):
             yield standby
         nursery.cancel_scope.cancel()
+
+
+def lease_of(objects):
+    return decode_lease(objects.found[LEASE][0])
+
+
+async def registered(running, objects, clock, count=1):
+    """Wait until the lease says that the primary keeps its terms for the standbys."""
+
+    def is_so():
+        clock.ticks()
+        running.copy.lease.serve(running.copy.lease.urls)  # renews at once
+        return len(lease_of(objects).standbys) == count and lease_of(objects).guarded
+
+    await until(is_so)
+
+
+async def has_seen_the_lease(standby, objects, clock):
+    """Wait until a standby has read the lease of a primary that has ended."""
+    await until(lambda: clock.ticks() and standby._lease is not None and standby._lease.sign == lease_of(objects).sign)
 
 
 async def has(standby, commit):
@@ -326,17 +347,17 @@ async def test_a_standby_does_not_take_over_a_log_that_lacks_what_the_primary_ha
 
 
 async def test_a_standby_takes_over_once_the_lease_was_not_renewed_for_its_time(tmp_path, objects):
-    clock = Clock()
-    async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
-        await running.write(3)
-        await running.counted()
-        last = running.outbox.last
-        running.copy.lease.serve(("http://first:7420",))
-        await until(lambda: decode_lease(objects.found[LEASE][0]).urls)
-    settings = replace(SETTINGS, lease_s=10.0)
+    clock, settings = Clock(), replace(SETTINGS, lease_s=10.0)
     async with following(tmp_path / "second", objects, settings, clock) as standby:
-        await has(standby, last)
-        await until(lambda: standby.status.urls == ("http://first:7420",))
+        async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
+            await running.write(3)
+            await running.counted()
+            running.copy.lease.serve(("http://first:7420",))
+            await has(standby, running.outbox.last)
+            await registered(running, objects, clock)
+        await has_seen_the_lease(standby, objects, clock)
+        assert standby.status.urls == ("http://first:7420",)
+        assert standby.status.automatic
         clock.now_s += 9.9
         asked = objects.asked
         await until(lambda: objects.asked > asked + 5)
@@ -354,6 +375,7 @@ async def test_a_renewed_lease_begins_the_time_again(tmp_path, objects):
         settings = replace(SETTINGS, lease_s=10.0)
         async with following(tmp_path / "second", objects, settings, clock) as standby:
             await has(standby, running.outbox.last)
+            await registered(running, objects, clock)
             for _ in range(5):
                 clock.now_s += 8.0
                 before = decode_lease(objects.found[LEASE][0]).renewed
@@ -366,22 +388,19 @@ async def test_a_renewed_lease_begins_the_time_again(tmp_path, objects):
 
 
 async def test_of_two_standbys_one_takes_over_and_the_other_follows_it(tmp_path, objects):
-    clock = Clock()
-    async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
-        await running.write(3)
-        await running.counted()
-        last = running.outbox.last
-        running.copy.lease.serve(())
-        await until(lambda: decode_lease(objects.found[LEASE][0]).period_ms)
-    settings = replace(SETTINGS, lease_s=10.0)
-    names = ["second", "third"]
+    clock, settings, names = Clock(), replace(SETTINGS, lease_s=10.0), ["second", "third"]
     async with (
         following(tmp_path / "second", objects, settings, clock) as second,
         following(tmp_path / "third", objects, settings, clock) as third,
     ):
-        await has(second, last)
-        await has(third, last)
-        await until(lambda: second._lease is not None and third._lease is not None)
+        async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
+            await running.write(3)
+            await running.counted()
+            await has(second, running.outbox.last)
+            await has(third, running.outbox.last)
+            await registered(running, objects, clock, 2)
+        await has_seen_the_lease(second, objects, clock)
+        await has_seen_the_lease(third, objects, clock)
         clock.now_s += 10.5
         await until(lambda: any(not read_record(tmp_path / name).standby for name in names))
         await until(lambda: second.status.epoch == third.status.epoch == 2)
@@ -399,17 +418,234 @@ async def test_a_primary_that_allows_no_standby_has_none(tmp_path, objects):
             await a_standby(tmp_path / "second", objects).run()
 
 
-async def test_without_renewals_a_primary_stops_acknowledging_in_time_unless_it_has_no_standby(tmp_path, objects):
-    for allows, holds in (("allowed", False), ("never", True)):
-        settings = replace(LEASED, standby=allows)
-        async with primary(tmp_path / allows, MemoryObjects(), settings=settings) as running:
-            lease, clock = running.copy.lease, Clock()
-            lease._clock = clock
+@pytest.mark.parametrize(
+    ("allows", "has_standby", "holds"), [("allowed", True, False), ("allowed", False, True), ("never", False, True)]
+)
+async def test_without_renewals_a_primary_stops_acknowledging_in_time_if_a_standby_is_registered(
+    tmp_path, objects, allows, has_standby, holds
+):
+    async with primary(tmp_path / "data", objects, settings=replace(LEASED, standby=allows)) as running:
+        lease, clock = running.copy.lease, Clock()
+        await until(lambda: lease_of(objects).renewed)
+        lease._clock = clock
+        if has_standby:
+            objects._put(LEASE, encode_lease(lease_of(objects).registered(Registration("a", 1, "second"))))
+
+        def is_renewed():
             lease.serve(())
-            await until(lambda lease=lease, clock=clock: lease._valid_until_s == clock.now_s + 10.0)
-            assert lease.holds
-            clock.now_s += 10.0
-            assert lease.holds is holds
+            return lease._valid_until_s == clock.now_s + 10.0 and lease_of(objects).guarded is has_standby
+
+        await until(is_renewed)
+        assert lease.holds
+        assert lease.is_automatic is has_standby
+        clock.now_s += 10.0
+        assert lease.holds is holds
+
+
+async def test_in_sync_a_primary_with_a_standby_acknowledges_without_a_lease_what_is_in_the_log(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, settings=replace(LEASED, mode="sync")) as running:
+        lease, clock = running.copy.lease, Clock()
+        await until(lambda: lease_of(objects).renewed)
+        objects._put(LEASE, encode_lease(lease_of(objects).registered(Registration("a", 1, "second"))))
+
+        def is_guarded():
+            lease.serve(())
+            return lease_of(objects).guarded and lease.is_automatic
+
+        await until(is_guarded)
+        lease._clock = clock
+        clock.now_s += 1e9
+        assert not lease.is_current
+        assert lease.holds
+        lease.close()
+        assert not lease.holds
+
+
+async def test_a_standby_that_a_primary_has_not_noticed_takes_over_by_hand_only(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        last = running.outbox.last
+        await until(lambda: lease_of(objects).renewed)
+    clock = Clock()
+    async with following(tmp_path / "second", objects, replace(SETTINGS, lease_s=10.0), clock) as standby:
+        await has(standby, last)
+        await until(lambda: clock.ticks() and lease_of(objects).standbys)
+        clock.now_s += 100.0
+        await has_seen_the_lease(standby, objects, clock)
+        await until(lambda: clock.ticks() and lease_of(objects).standbys[0].beat > 1)
+        assert not standby.status.automatic
+        assert read_record(tmp_path / "second").standby
+        await taken_over(standby, tmp_path / "second")
+
+
+async def test_a_standby_does_not_take_over_by_hand_from_a_primary_that_allows_none_since_its_last_start(
+    tmp_path, objects
+):
+    clock = Clock()
+    async with following(tmp_path / "second", objects, clock=clock) as standby:
+        async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
+            await running.write(3)
+            await running.counted()
+            await has(standby, running.outbox.last)
+            await registered(running, objects, clock)
+        async with primary(tmp_path / "data", objects, settings=replace(LEASED, standby="never")) as running:
+            # The clock stands still, so the standby has not read the new lease.
+            with pytest.raises(TakeOverLost, match="allows no standby"):
+                await standby.take_over()
+            running.at = 100
+            await running.write(3)
+            await running.counted()
+    assert read_record(tmp_path / "second").standby
+
+
+def counted_builds(standby):
+    """Count how often a standby begins with a base."""
+    begun, build = [], standby._build
+
+    async def counted(store):
+        begun.append(store)
+        await build(store)
+
+    standby._build = counted
+    return begun
+
+
+async def builds_with_a_base_in_the_tail(folder, objects):
+    """Make a base in what a take-over reads; return how often the standby has built."""
+    async with primary(folder / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        exchange, made = objects.exchange, []
+
+        async def exchanged(name, data, etag):
+            if decode_lease(data).holder == "second" and not made:
+                await running.write(5)
+                await running.counted()
+                made.append(await running.copy._make_base())
+            return await exchange(name, data, etag)
+
+        objects.exchange = exchanged
+        async with following(folder / "second", objects) as standby:
+            builds = counted_builds(standby)
+            await has(standby, running.outbox.last)
+            await taken_over(standby, folder / "second")
+        wanted = await rows_of(running.store)
+    assert made[0].commit == running.outbox.last
+    assert await rows_in(folder / "second") == wanted
+    return len(builds)
+
+
+async def builds_with_a_base_since_the_end_was_read(folder, objects):
+    """Make a base once a standby has read the log to its end; return how often it has built."""
+    async with primary(folder / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        names, made = objects.names, []
+        async with following(folder / "second", objects) as standby:
+            builds = counted_builds(standby)
+            await has(standby, running.outbox.last)
+
+            async def listed(prefix):
+                if not made:
+                    made.append(True)
+                    await running.write(5)
+                    await running.counted()
+                    await running.copy._make_base()
+                return await names(prefix)
+
+            objects.names = listed
+            await taken_over(standby, folder / "second")
+        wanted = await rows_of(running.store)
+    assert made
+    assert await rows_in(folder / "second") == wanted
+    return len(builds)
+
+
+async def ahead_after_another_start(folder, objects):
+    """Start a standby again after its primary has ended; return what it knows too little of how far that was ahead."""
+    async with primary(folder / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        async with following(folder / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+            await running.write(3)
+            await running.counted()
+            await has(standby, running.outbox.last)
+    # What it reads again is old now, and shows less.
+    async with following(folder / "second", objects, now_ms=2_000_000) as standby:
+        await has(standby, running.outbox.last)
+        await taken_over(standby, folder / "second")
+    settle = read_record(folder / "second").settle
+    return settle.cut_ms - 1_000_000 - settle.ahead_ms
+
+
+async def test_a_standby_does_not_build_again_if_a_base_was_made_in_what_its_take_over_has_read(tmp_path, objects):
+    assert await builds_with_a_base_in_the_tail(tmp_path, objects) == 1
+
+
+async def test_a_standby_does_not_build_again_if_a_base_was_made_since_it_has_read_to_the_end(tmp_path, objects):
+    assert await builds_with_a_base_since_the_end_was_read(tmp_path, objects) == 1
+
+
+async def test_how_far_the_primarys_clock_was_ahead_is_known_after_the_standby_was_started_again(tmp_path, objects):
+    assert await ahead_after_another_start(tmp_path, objects) == 0
+
+
+#: Course, mistake, the correct code, the wrong code.
+MISTAKES = [
+    (
+        builds_with_a_base_in_the_tail,
+        "a base after the place where the take-over began means that the end was removed",
+        "if await self._has_base_after(*reached, below=place.epoch):",
+        "if await self._has_base_after(before.epoch, before.number, below=place.epoch):",
+    ),
+    (
+        builds_with_a_base_since_the_end_was_read,
+        "a base after the end means that the next segment was removed",
+        "        return await self._objects.get(log_name(place.epoch, place.number)) is None\n",
+        "        return True\n",
+    ),
+    (
+        ahead_after_another_start,
+        "how far the clock was ahead is not read again",
+        "            self._ahead_ms = max(self._ahead_ms, row.ahead_ms)\n",
+        "            pass\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("course", "name", "right", "wrong"), MISTAKES, ids=[each[1] for each in MISTAKES])
+async def test_each_planted_mistake_is_found(tmp_path, objects, monkeypatch, course, name, right, wrong):
+    wanted = await course(tmp_path / "right", MemoryObjects())
+    module = planted(standby_module, name, right, wrong)
+    module.PAUSE_S = module.IDLE_S = 0.01
+    monkeypatch.setitem(globals(), "Standby", module.Standby)
+    assert await course(tmp_path / "wrong", objects) != wanted
+
+
+async def test_how_far_the_primarys_clock_was_ahead_is_known_after_the_standby_was_built_again(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await running.write(1)
+            await running.counted()
+            await has(standby, running.outbox.last)
+            ahead_ms = standby._ahead_ms
+        for _ in range(3):  # in segments of their own
+            await running.write()
+            await running.counted()
+        base = await running.copy._make_base()
+        running.copy.lease.serve(())
+        await until(lambda: lease_of(objects).counted == running.outbox.last)
+    for name in list(objects.found):
+        if log_name(base.place.epoch, 1) <= name < log_name(base.place.epoch, base.place.number - 1):
+            del objects.found[name]
+    async with following(tmp_path / "second", objects, now_ms=9_000_000) as standby:
+        await has(standby, running.outbox.last)
+    assert ahead_ms > 0
+    assert read_record(tmp_path / "second").ahead_ms == ahead_ms
 
 
 async def test_a_directory_with_a_store_of_its_own_does_not_become_a_standbys(tmp_path, objects):

@@ -12,6 +12,7 @@ from actors.second_copy import CopyStatus
 from actors.settings import ReplicationConfig
 from broker.replication import copy_findings
 from storage.replication.measured import MeasuredObjects, PutTimes
+from storage.replication.notices import Registration
 from storage.replication.protocol import Verdict
 from storage.replication.segment import ASYNC
 from tests.storage.replication.objects import MemoryObjects
@@ -32,12 +33,16 @@ WELL = CopyStatus(
     base_ms=NOW_MS - HOUR_MS,
     oldest_ms=NOW_MS - 100 * HOUR_MS,
     given_up=False,
+    standbys=(),
+    automatic=False,
+    alone_s=1e6,
+    has_lease=True,
 )
 
 
-def findings(**changed):
+def findings(standby="allowed", **changed):
     copy = SimpleNamespace(status=replace(WELL, **changed))
-    found = copy_findings(copy, ReplicationConfig(base_every_h=24), lambda: NOW_MS)
+    found = copy_findings(copy, ReplicationConfig(base_every_h=24, standby=standby), lambda: NOW_MS)
     assert {each.kind for each in found} <= {"replication"}
     return [(each.severity, each.text) for each in found]
 
@@ -62,6 +67,15 @@ def test_what_an_operator_should_look_at_is_one_finding_with_the_reason(changed,
     ((found, text),) = findings(error=error, **changed)
     assert found == severity
     assert words in text
+
+
+def test_an_expected_standby_that_is_missing_for_a_minute_is_a_finding():
+    ((severity, text),) = findings("expected", alone_s=60.0)
+    assert severity == "warning"
+    assert text == "A standby is expected, and none has registered for 60 s: no machine takes over"
+    assert findings("expected", alone_s=59.0) == []
+    assert findings("expected", standbys=(Registration("a", 1),)) == []
+    assert findings("allowed") == findings("never") == []
 
 
 async def test_writes_that_took_effect_are_measured_and_no_others(autojump_clock):

@@ -45,6 +45,12 @@ def test_a_lease_has_a_time_or_none(lease_s):
     assert loaded(to="file:/x", lease_s=lease_s).replication.lease_s == lease_s
 
 
+def test_a_folder_has_no_lease_so_no_standby_can_be_expected():
+    with pytest.raises(ConfigError, match="a folder has no lease"):
+        loaded(to="file:/somewhere", standby="expected")
+    assert loaded(to="s3://bucket/x", standby="expected").replication.standby == "expected"
+
+
 def test_settings_without_a_place_are_noted():
     assert any("without replication.to" in note for note in notes(loaded(keep_s=60)))
 

@@ -23,7 +23,7 @@ from tests.ports import free_port
 from tests.storage.replication.s3_proxy import S3Proxy
 from tests.storage.replication.s3_server import BUCKET, TOOLS, s3_server
 
-QUICK = ("replication.interval_ms=20", "replication.timeout_s=5", "replication.standby=allowed")
+QUICK = ("replication.interval_ms=20", "replication.timeout_s=5")
 BY_HAND = ("replication.lease_s=0",)
 #: Long enough for a primary on a busy machine to renew it.
 LEASE = ("replication.lease_s=10",)
@@ -166,6 +166,12 @@ def follows(standby, primary):
     return found.get("countedCommit") is not None and found["countedCommit"] == wanted["lastCommit"]
 
 
+def is_automatic(primary, standbys=1):
+    """True if a primary keeps the terms of its lease for its standbys."""
+    found = state(primary)
+    return len(found.get("standbys", ())) == standbys and found["automatic"]
+
+
 def values(client, topic="orders"):
     return [message.value for message in client.read(topic)]
 
@@ -300,7 +306,7 @@ def test_a_deposed_primary_ends_says_who_took_over_and_rejoins_as_a_standby(site
         assert "replica rejoin" in str(refused.value)
         eventually("the standby serves", lambda: serves(site.url("b")))
         site.replica("rejoin", "--data-dir", site.tmp_path / "a", "--set", f"replication.to={site.place[0]}")
-        assert list(site.tmp_path.glob("a.deposed-*/FORMAT"))
+        assert list(site.tmp_path.glob("a/deposed-*/FORMAT"))
         with site.daemon("a"):
             assert role(site.url("a")) == "standby"
             with site.client("a", "b") as client:
@@ -318,6 +324,7 @@ def test_a_planned_switch_loses_nothing_and_both_daemons_change_their_roles(tmp_
             client.publish("orders", [b"open"], transaction=transaction)
         eventually("the standby follows", lambda: follows(site.url("b"), site.url("a")))
         for turn, (now, then) in enumerate([("a", "b"), ("b", "a")]):
+            eventually("the standby is registered", lambda now=now: state(site.url(now))["standbys"])
             with site.client(now) as client:
                 client.publish("orders", [b"last of %d" % turn])
             site.replica("switch", "--url", site.url(now))
@@ -337,6 +344,7 @@ def test_a_primary_that_was_frozen_longer_than_its_lease_acknowledges_nothing_af
             client.create_topic("orders")
             eventually("everything counts", lambda: all_counts(site.url("a")))
         eventually("the standby follows", lambda: follows(site.url("b"), site.url("a")))
+        eventually("the primary has noticed it", lambda: is_automatic(site.url("a")))
         with site.client("a", retry=False) as client:
             for number in range(random.randrange(1, 30)):
                 client.publish("orders", [b"%d" % number])
@@ -397,9 +405,52 @@ def test_after_a_kill_one_of_two_standbys_takes_over_and_clients_with_all_urls_f
         eventually("everything counts", lambda: all_counts(site.url("a")))
         for name in "bc":
             eventually("the standby follows", lambda name=name: follows(site.url(name), site.url("a")))
+        eventually("the primary has noticed both", lambda: is_automatic(site.url("a"), 2))
         first.kill()
         client.publish("orders", [b"after"])
         assert values(client) == [*sure, b"after"]
         winner, other = "bc" if serves(site.url("b")) else "cb"
         eventually("the other follows", lambda: follows(site.url(other), site.url(winner)))
         assert sorted(role(site.url(name)) for name in "bc") == ["primary", "standby"]
+
+
+def test_a_switch_is_refused_while_no_standby_is_allowed_or_registered(site):
+    for setting, why in (("never", "no standby could take over"), ("allowed", "no standby is registered")):
+        with site.daemon("a", f"replication.standby={setting}") as daemon, site.client("a") as client:
+            eventually("everything counts", lambda: all_counts(site.url("a")))
+            done = run_plainsong("replica", "switch", "--url", site.url("a"))
+            assert done.returncode == Exit.FAILED
+            assert why in done.stderr
+            client.create_topic(f"still-{setting}")
+            assert serves(site.url("a"))
+            daemon.stop()
+
+
+def test_leaving_on_a_standbys_directory_is_refused_and_the_log_of_its_primary_goes_on(site):
+    with site.daemon("a"), site.client("a") as client:
+        client.create_topic("orders")
+        with site.standby("b") as standby:
+            eventually("the standby follows", lambda: follows(site.url("b"), site.url("a")))
+            standby.stop()
+        options = ("--data-dir", site.tmp_path / "b", "--set", f"replication.to={site.place[0]}")
+        done = run_plainsong("replica", "leave", *options, environ={**clean_environ(), **site.place[1]})
+        assert done.returncode == Exit.STORE
+        assert "leaving would end the log of its primary" in done.stderr
+        client.publish("orders", [b"counts"])
+        eventually("everything counts", lambda: all_counts(site.url("a")))
+        with site.standby("b"):
+            eventually("the standby follows", lambda: follows(site.url("b"), site.url("a")))
+
+
+def test_status_names_the_primary_and_its_registered_standbys(site):
+    with site.daemon("a"), site.standby("b"):
+        eventually("the standby is registered", lambda: state(site.url("a"))["standbys"])
+        shown = json.loads(site.replica("status", site.place[0], "--json"))
+        assert shown["primary"]["urls"] == [site.url("a")]
+        (standby,) = shown["standbys"]
+        assert standby["holder"]
+        assert shown["automatic"] is False  # lease_s is 0
+        text = site.replica("status", site.place[0])
+        assert f"primary {shown['primary']['holder']} at {site.url('a')}, epoch 1" in text
+        assert f"standby {standby['holder']}, commit {standby['lastCommit']} or later" in text
+        assert "standbys take over by hand" in text

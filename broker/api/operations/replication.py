@@ -40,6 +40,8 @@ NO_COPY: ReplicationState = {
     "putP50Ms": None,
     "putP99Ms": None,
     "urls": [],
+    "standbys": [],
+    "automatic": None,
 }
 
 
@@ -78,6 +80,8 @@ class Replication:
             "puts": puts.count,
             "putP50Ms": _ms(puts.percentile_s(0.5)),
             "putP99Ms": _ms(puts.percentile_s(0.99)),
+            "standbys": [{"holder": each.holder, "lastCommit": each.commit} for each in status.standbys],
+            "automatic": status.automatic,
         }
         return json_answer(shown)
 
@@ -102,6 +106,11 @@ class Replication:
             raise Conflict("the second copy has a gap, and no base after it yet", hint="wait for the next base")
         if status.counted is None:
             raise Conflict("the second copy has no complete base yet, so no standby can take over")
+        if status.has_lease and not status.standbys:
+            raise Conflict(
+                "no standby is registered, so none would take over",
+                hint="start one, and wait until GET /v1/replication of this daemon shows it in standbys",
+            )
         self.switch()
         handed: HandedOver = {"epoch": status.epoch, "lastCommit": status.last}
         return json_answer(handed, status=202)

@@ -325,6 +325,14 @@ class StartedScrub(ScrubState):
 # --- the second copy -------------------------------------------------------------------------------
 
 
+@component("RegisteredStandby")
+class RegisteredStandby(TypedDict):
+    """A standby that follows the log of this primary, and can take over."""
+
+    holder: Annotated[str, Json("its machine")]
+    lastCommit: Annotated[Count, Json("the last commit that it had when it registered last")]
+
+
 @component("Replication")
 class ReplicationState(TypedDict):
     """The second copy of the store; without one, all but ``role`` is null."""
@@ -348,6 +356,8 @@ class ReplicationState(TypedDict):
     putP50Ms: float | None
     putP99Ms: float | None
     urls: Annotated[list[str], Json("of a standby: where clients reach the primary")]
+    standbys: Annotated[list[RegisteredStandby], Json("of a primary: those that may take over")]
+    automatic: Annotated[bool | None, Json("a standby takes over by itself once the primary is lost")]
 
 
 @component("TakenOver")

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from types import ModuleType
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from storage.replication import answers, protocol
-from storage.replication.notices import LEASE, EpochSeal, Lease, encode_lease, encode_seal
+from storage.replication.notices import (
+    LEASE,
+    EpochSeal,
+    Lease,
+    Registration,
+    decode_lease,
+    encode_lease,
+    encode_seal,
+)
 from storage.replication.segment import ASYNC, DamagedLog, digest
+from tests.planted import planted
 from tests.storage.replication.log_simulation import World
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 SEEDS = 200
 #: The rarest mistake, which needs two clones in one epoch, is found in the 1441st.
@@ -180,19 +192,6 @@ MISTAKES_OF_ANSWERS = [
 ]
 
 
-def planted(of: ModuleType, name: str, right: str, wrong: str) -> ModuleType:
-    """Return the module with a mistake in it."""
-    source = Path(of.__file__ or "").read_text(encoding="utf-8")
-    assert source.count(right) == 1, f"the place of this mistake is gone: {name}"
-    module = ModuleType("module_with_a_mistake")
-    sys.modules[module.__name__] = module  # dataclasses look their module up
-    try:
-        exec(compile(source.replace(right, wrong), module.__name__, "exec"), module.__dict__)
-    finally:
-        del sys.modules[module.__name__]
-    return module
-
-
 def first_violation(module: ModuleType, seeds: range, of_answers: ModuleType = answers) -> tuple[int, str] | None:
     for seed in seeds:
         found = World(module, seed, of_answers).run()
@@ -255,10 +254,89 @@ def test_a_lease_is_replaced_only_if_it_is_the_one_that_was_read():
 
 
 def test_a_new_epoch_of_a_primary_has_its_own_terms_before_the_first_renewal():
-    held = protocol.Fetched(encode_lease(Lease(7, OTHER, period_ms=10_000, allows_standby=True)), "tag")
-    terms = Lease(0, b"", period_ms=30_000, allows_standby=False)
+    held = protocol.Fetched(encode_lease(Lease(7, OTHER, period_ms=10_000)), "tag")
+    terms = protocol.Terms(30_000, allows_standby=False, is_free=True, is_kept=False)
     mine = encode_lease(Lease(8, RUN, period_ms=30_000, allows_standby=False))
     assert answered(protocol.choose_epoch(RUN, 7, terms=terms), held) == protocol.Exchange(LEASE, mine, "tag")
+
+
+STANDBY, SECOND = Registration("a", 3, "db-2", 40), Registration("b", 1)
+
+
+@pytest.mark.parametrize(
+    ("is_free", "is_kept", "standbys", "guarded"),
+    [
+        (False, True, (STANDBY,), True),
+        (False, False, (STANDBY,), False),  # the primary does not keep the terms yet
+        (False, True, (), False),
+        (True, False, (), True),
+    ],
+)
+def test_a_lease_is_guarded_if_the_primary_keeps_its_terms_and_a_standby_is_registered(
+    is_free, is_kept, standbys, guarded
+):
+    terms = protocol.Terms(10_000, allows_standby=True, is_free=is_free, is_kept=is_kept)
+    applied = terms.applied(Lease(7, RUN, standbys=standbys))
+    assert (applied.guarded, applied.standbys) == (guarded, standbys)
+    assert decode_lease(encode_lease(applied)) == applied
+
+
+def test_a_primary_removes_a_registration_only_as_it_was_when_its_time_was_over():
+    lease = Lease(7, RUN, standbys=(STANDBY, SECOND))
+    terms = protocol.Terms(10_000, allows_standby=True, is_free=False, is_kept=True, gone=frozenset([STANDBY]))
+    assert terms.applied(lease).standbys == (SECOND,)
+    again = lease.registered(replace(STANDBY, beat=4))
+    assert terms.applied(again).standbys == (replace(STANDBY, beat=4), SECOND)
+
+
+def test_a_primary_that_allows_no_standby_removes_all_registrations():
+    terms = protocol.Terms(10_000, allows_standby=False, is_free=True, is_kept=True)
+    applied = terms.applied(Lease(7, RUN, standbys=(STANDBY,)))
+    assert (applied.standbys, applied.guarded, applied.allows_standby) == ((), False, False)
+    assert decode_lease(encode_lease(applied)) == applied
+
+
+def test_a_standby_does_not_take_over_from_a_primary_that_allows_none_also_by_hand():
+    never = Lease(7, OTHER, allows_standby=False, guarded=False)
+    held = protocol.Fetched(encode_lease(never), "tag")
+    for follower in (protocol.Follower(), protocol.Follower(never)):
+        with pytest.raises(protocol.TakeOverLost, match="allows no standby"):
+            answered(protocol.choose_epoch(RUN, 7, follower=follower), held)
+
+
+def test_another_standby_that_registers_does_not_stop_a_take_over_and_is_registered_with_the_new_primary():
+    seen = Lease(7, OTHER, renewed=5, period_ms=10_000, standbys=(STANDBY,))
+    since = seen.registered(SECOND)
+    held = protocol.Fetched(encode_lease(since), "tag")
+    steps = protocol.choose_epoch(RUN, 7, follower=protocol.Follower(seen, STANDBY.id))
+    mine = replace(since, epoch=8, run=RUN, renewed=0, standbys=(SECOND,))
+    assert answered(steps, held) == protocol.Exchange(LEASE, encode_lease(mine), "tag")
+
+
+def test_a_lost_answer_of_the_lease_is_a_success_also_if_a_standby_has_registered_since():
+    held = protocol.Fetched(encode_lease(Lease(7, OTHER)), "tag")
+    mine = protocol.Fetched(encode_lease(Lease(8, RUN).registered(STANDBY)), "new")
+    assert answered(protocol.choose_epoch(RUN, 7), held, protocol.Verdict.UNKNOWN, mine) == 8
+    terms = protocol.Terms(0, allows_standby=True, is_free=True, is_kept=False)
+    renewed = protocol.renew(Lease(8, RUN, renewed=1), 0, terms)
+    before = protocol.Fetched(encode_lease(Lease(8, RUN)), "tag")
+    after = Lease(8, RUN, renewed=1).registered(STANDBY)
+    found = protocol.Fetched(encode_lease(after), "new")
+    assert answered(renewed, before, protocol.Verdict.UNKNOWN, found) == after
+
+
+def test_a_lease_of_a_version_without_registrations_is_guarded_if_it_allows_a_standby():
+    for allows in (True, False):
+        fields = json.loads(encode_lease(Lease(7, OTHER)))
+        del fields["standbys"]
+        old = json.dumps(fields | {"allowsStandby": allows}).encode()
+        lease = decode_lease(old)
+        assert (lease.allows_standby, lease.guarded, lease.standbys) == (allows, allows, ())
+
+
+def test_a_standby_of_a_version_without_registrations_sees_no_permission_in_a_lease_that_is_not_guarded():
+    shown = json.loads(encode_lease(Lease(7, OTHER, guarded=False)))
+    assert shown["allowsStandby"] is False
 
 
 def test_a_lost_answer_of_the_lease_is_a_success_if_the_lease_is_ours():

@@ -1,0 +1,20 @@
+"""Plants a mistake into a copy of a module, to show that a test finds it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def planted(of: ModuleType, name: str, right: str, wrong: str) -> ModuleType:
+    """Return the module with a mistake in it."""
+    source = Path(of.__file__ or "").read_text(encoding="utf-8")
+    assert source.count(right) == 1, f"the place of this mistake is gone: {name}"
+    module = ModuleType("module_with_a_mistake")
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    try:
+        exec(compile(source.replace(right, wrong), module.__name__, "exec"), module.__dict__)
+    finally:
+        del sys.modules[module.__name__]
+    return module
