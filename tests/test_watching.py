@@ -68,7 +68,7 @@ def test_the_dashboard_shows_every_metric_of_the_second_copy_that_changes_while_
 
 def test_every_alert_is_described_and_has_a_test_in_which_it_fires_and_one_in_which_it_does_not():
     alerts = re.findall(r"- alert: (\w+)", ALERTS.read_text(encoding="utf-8"))
-    assert len(alerts) == len(set(alerts)) == 15
+    assert len(alerts) == len(set(alerts)) == 16
     described = re.findall(
         r"^\| `(\w+)` \| .+ \| (?:warning|critical) \|$", DOCUMENTS["docs/operations.md"], re.MULTILINE
     )

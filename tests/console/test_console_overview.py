@@ -346,6 +346,7 @@ def test_the_second_copy_is_shown_with_its_lag_and_what_can_be_restored(browser:
             screen.says("copy-role", "primary, epoch 1")
             screen.says("copy-to", f"file:{tmp_path}/copy, async")
             screen.says("copy-lag", "nothing")
+            screen.says("copy-standbys", "none")
             before = int(screen.says("copy-commit", "").replace(",", ""))
             client.publish("a", [b"x"])
             screen.until("the commit", lambda: int(screen.one("copy-commit").text.replace(",", "")) > before)

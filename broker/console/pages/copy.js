@@ -36,6 +36,8 @@ export class SecondCopy extends Component {
     if (!copy || copy.role === "none") return null;
     const ago = (ms) => (ms === null ? "never" : `${duration(at - ms)} ago`);
     const behind = copy.lagCommits ? `${count(copy.lagCommits)} commits, ${bytes(copy.lagBytes)}, ${duration(copy.lagMs)}` : "nothing";
+    const names = copy.standbys.map((each) => each.holder || "unnamed").join(", ");
+    const standbys = names ? `${names}, ${copy.automatic ? "automatic" : "by hand"}` : "none";
     const restorable = copy.countedCommit === null ? "not yet" : copy.oldestMs === null ? "yes" : `from ${time(copy.oldestMs)}`;
     return html`<section aria-labelledby="copy-title" data-testid="copy"><h2 id="copy-title">Second copy</h2>
       <dl class="stats">
@@ -45,6 +47,7 @@ export class SecondCopy extends Component {
         <${Stat} id="copy-lag" label="Behind" value=${behind} />
         <${Stat} id="copy-upload" label="Last upload" value=${copy.error ?? ago(copy.uploadedMs)} />
         <${Stat} id="copy-base" label="Last base" value=${ago(copy.baseMs)} />
+        <${Stat} id="copy-standbys" label="Standbys" value=${standbys} />
         <${Stat} id="copy-restorable" label="Can be restored" value=${restorable} />
       </dl>
     </section>`;
