@@ -187,7 +187,8 @@ class LeaseKeeper:
         if found is not None:
             await look()
             self.on_rival()
-            if found != self._rival:
+            # Standbys that register change its lease too.
+            if self._rival is None or found.sign != self._rival.sign:
                 log.warning("another process tries to take over", extra={"holder": found.holder, "epoch": found.epoch})
                 self._rival, self._rival_since_s = found, begun_s
 

@@ -153,11 +153,11 @@ class Site:
         self.keeping.cancel()
         self.serves = None
 
-    async def follow(self, starts_s, *, lives_s=1e9, freezes=True):
+    async def follow(self, starts_s, *, lives_s=1e9, freezes=True, settings=SETTINGS):
         """Be a standby that has read the log."""
         await trio.sleep(starts_s)
         objects = self.objects(MILD)
-        one = self.code.standby.Standby(objects, Path(), SETTINGS, None, lambda: 0, clock=trio.current_time)
+        one = self.code.standby.Standby(objects, Path(), settings, None, lambda: 0, clock=trio.current_time)
         one._caught_up = True
         with suppress(StoreUnusable), trio.move_on_after(lives_s):
             while not self.taken.is_set():
@@ -241,6 +241,23 @@ async def orphaned(code, seed):
     return found if site.taken.is_set() else [*found, "no standby has taken over"]
 
 
+async def regained(code, seed):
+    """End a process between the lease and the seal: the primary gets its lease back, though standbys register."""
+    random = Random(seed)
+    async with trio.open_nursery() as nursery:
+        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+        keeper = await site.start()
+        for _ in range(2):
+            by_hand = partial(site.follow, random.uniform(0, 10), freezes=False, settings=ReplicationConfig(lease_s=0))
+            nursery.start_soon(by_hand)
+        await trio.sleep(60)
+        await carry_out(site.shared, code.protocol.choose_epoch(random.randbytes(16), 1, "other"))
+        await trio.sleep(60)
+        lease = decode_lease(site.shared.found[LEASE][0])
+        nursery.cancel_scope.cancel()
+    return [] if keeper.holds and lease.run == RUN else ["the primary has no lease any more"]
+
+
 async def alone(code, seed):
     """Cut off a primary whose standbys have ended: it does not stop acknowledging."""
     random = Random(seed)
@@ -296,6 +313,10 @@ def test_one_of_two_registered_standbys_takes_over_once_the_primary_has_ended():
 
 def test_a_primary_without_a_standby_acknowledges_while_its_object_store_is_away():
     assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [alone]))] == []
+
+
+def test_a_primary_gets_its_lease_back_from_a_process_that_ended_before_the_seal():
+    assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [regained]))] == []
 
 
 #: Course that finds it, module, mistake, the correct code, the wrong code.
@@ -362,6 +383,13 @@ MISTAKES = [
         "the lease says that the terms are kept before they are",
         "            is_kept=self._is_guarded,\n",
         "            is_kept=True,\n",
+    ),
+    (
+        regained,
+        lease,
+        "a standby that registers begins the time again that a rival has for its seal",
+        "if self._rival is None or found.sign != self._rival.sign:",
+        "if found != self._rival:",
     ),
     (
         alone,
