@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import trio
 
-from actors.mailbox import Turns
+from actors.mailbox import RunQueue
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import NoOwner, PlainsongError, ShuttingDown
 from storage.base import Deposed, NothingWritten
@@ -94,7 +94,13 @@ class Actor(ABC, Generic[CoreT, StepT]):
     reads: ClassVar[tuple[type[Ask[Any]], ...]]
 
     def __init__(
-        self, store: Store, mailbox: Mailbox, *, commit_requests: int, commit_bytes: int, turns: Turns | None = None
+        self,
+        store: Store,
+        mailbox: Mailbox,
+        *,
+        commit_requests: int,
+        commit_bytes: int,
+        run_queue: RunQueue | None = None,
     ) -> None:
         """
         Args:
@@ -108,7 +114,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         self._mailbox = mailbox
         self._commit_requests = commit_requests
         self._commit_bytes = commit_bytes
-        self._turns = turns or Turns(store)
+        self._run_queue = run_queue or RunQueue(store)
         #: After a late commit, the next turn waits until this time for as many requests as were last seen at once.
         self._gathers_until_s = 0.0
         self._gathered_requests = 0
@@ -134,17 +140,17 @@ class Actor(ABC, Generic[CoreT, StepT]):
         """
         core, claim = await self._load()
         self.core, self.claim, self._failure = core, claim, None
-        error: Callable[[], PlainsongError] = self._crash_error
+        error: Callable[[], PlainsongError] = self._fall_error
         try:
             self._begin(core, claim)
             on_loaded()
             self._mailbox.on_mail = self._has_arrived
             if self._has_mail():
-                self._turns.wake_for(self)
+                self._run_queue.wake_for(self)
             while not await self._is_over(core):
                 if self._has_mail() or self._is_due():
-                    self._turns.soon(self)
-                self._turns.run_due()
+                    self._run_queue.soon(self)
+                self._run_queue.run_due()
             await self._close_after_last_turn(core, claim)
         except Deposed:
             error = self._moved
@@ -189,7 +195,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     # --- the turn: step, commit, settle ---------------------------------------------------------------
     #
-    # It needs no task: the store reports a commit's outcome on the event loop. ``Turns`` runs the turns of all actors
+    # It needs no task: the store reports a commit's outcome on the event loop. ``RunQueue`` runs the turns of all actors
     # that have mail, so that their writes share one commit.
 
     def wake(self) -> None:
@@ -199,7 +205,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
     def _has_arrived(self) -> None:
         """Mail has arrived, and its sender does not run the turns."""
         if self._turn is None or self._answers_late:  # else the end of the turn sees it
-            self._turns.soon(self)
+            self._run_queue.soon(self)
             self.wake()
 
     def _has_mail(self) -> bool:
@@ -308,10 +314,10 @@ class Actor(ABC, Generic[CoreT, StepT]):
         if deadline_s is not None and (self._deadline_s is None or deadline_s < self._deadline_s):
             self.wake()
         elif self._has_mail():
-            self._turns.soon(self)
+            self._run_queue.soon(self)
         try:
             # Begin the next commit before giving these answers, so that the disk does not idle.
-            self._turns.run()
+            self._run_queue.run()
         finally:
             self._settle(core, step, turn.answers)
 
@@ -452,7 +458,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         """Return the error for: another instance is the owner now; nothing happened."""
 
     @abstractmethod
-    def _crash_error(self) -> PlainsongError:
+    def _fall_error(self) -> PlainsongError:
         """Return the error for: the actor crashed or ended while the request waited in it; nothing happened."""
 
     @abstractmethod

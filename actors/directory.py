@@ -134,10 +134,10 @@ class Directory:
         if on_settled is None:
             entry.mailbox.put(ticket)
             return ticket
-        turns = self.environment.turns
-        entry.mailbox.put(ticket, wake=not turns.are_run)
-        if turns.are_run:
-            turns.wake_for(entry.actor)
+        run_queue = self.environment.run_queue
+        entry.mailbox.put(ticket, wake=not run_queue.has_server)
+        if run_queue.has_server:
+            run_queue.wake_for(entry.actor)
         return ticket
 
     def entry(self, name: TopicName) -> DirectoryEntry:

@@ -17,7 +17,7 @@ from plainsong.protocol.errors import PlainsongError, ReplicationUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from actors.mailbox import Turns
+    from actors.mailbox import RunQueue
     from storage.replication.counted_store import CountingOutbox
 
 #: How often the outbox is checked, and requests of turns under way are answered.
@@ -30,7 +30,7 @@ class LateCommits:
     def __init__(
         self,
         outbox: CountingOutbox,
-        turns: Turns,
+        run_queue: RunQueue,
         end_late: Callable[[Callable[[], PlainsongError]], object],
     ) -> None:
         """Args:
@@ -38,7 +38,7 @@ class LateCommits:
         end_late: calls ``Actor.end_late`` of every actor.
         """
         self._outbox = outbox
-        self._turns = turns
+        self._run_queue = run_queue
         self._end_late = end_late
         outbox.on_progress = self._progressed
         self._look()
@@ -51,16 +51,16 @@ class LateCommits:
                 await trio.sleep(EVERY_S)
         finally:
             self._outbox.on_progress = lambda: None
-            self._turns.refusal = None
+            self._run_queue.refusal = None
             self._outbox.close("the daemon is shutting down")
 
     def _progressed(self) -> None:
-        if self._turns.refusal is not None:
+        if self._run_queue.refusal is not None:
             self._look()
 
     def _look(self) -> None:
-        self._turns.refusal = self._refusal if self._outbox.unavailable else None
-        if self._turns.refusal is not None:
+        self._run_queue.refusal = self._refusal if self._outbox.unavailable else None
+        if self._run_queue.refusal is not None:
             self._end_late(self._refusal)
 
     def _refusal(self) -> PlainsongError:

@@ -366,7 +366,7 @@ class RunnableActor(Protocol):
         """Wake the actor's task, which runs the turns that are due."""
 
 
-class Turns:
+class RunQueue:
     """The actors whose turn is due. Use it on the event loop only."""
 
     def __init__(self, store: Store | None = None) -> None:
@@ -374,11 +374,11 @@ class Turns:
         self._store = store
         self._due: dict[RunnableActor, None] = {}
         #: True while a server runs the turns; otherwise the actors' tasks do.
-        self.are_run = False
+        self.has_server = False
         self._running = False
         #: True while the server reads requests; it then calls ``run_due``.
-        self._is_taking_in = False
-        self._take_in: Callable[[], None] = lambda: None
+        self._is_reading = False
+        self._read_sockets: Callable[[], None] = lambda: None
         self._wake: Callable[[], None] = lambda: None
         #: Makes the error for requests that would change something; None: they are not refused.
         self.refusal: Callable[[], PlainsongError] | None = None
@@ -388,23 +388,23 @@ class Turns:
         """True if the event loop may busy-wait for the next request: no thread of the store is working."""
         return self._store is not None and self._store.is_idle
 
-    def attach(self, take_in: Callable[[], None], wake: Callable[[], None]) -> None:
+    def attach(self, read_sockets: Callable[[], None], wake: Callable[[], None]) -> None:
         """Let a server run the turns from now on.
 
         Args:
-          take_in: reads the requests that have arrived, which may make more turns due.
+          read_sockets: reads the requests that have arrived, which may make more turns due.
           wake: makes the server read requests and call ``run_due`` in the next turn of the event loop.
         """
-        self.are_run, self._take_in, self._wake = True, take_in, wake
+        self.has_server, self._read_sockets, self._wake = True, read_sockets, wake
 
     def detach(self) -> None:
         """Let the actors' tasks run the turns again."""
-        self.are_run, self._take_in = False, lambda: None
+        self.has_server, self._read_sockets = False, lambda: None
         self.run_due()  # the server will not run these any more
 
     def begin(self) -> None:
         """Note that the server is reading requests, and calls ``run_due`` afterwards."""
-        self._is_taking_in = True
+        self._is_reading = True
 
     def soon(self, actor: RunnableActor) -> None:
         """Mark the actor's turn as due. The caller must call ``run_due`` before it yields, or wake a task that does."""
@@ -413,9 +413,9 @@ class Turns:
     def wake_for(self, actor: RunnableActor) -> None:
         """Mark the actor's turn as due. The server runs it with the others that are due; without one it is run now."""
         self._due[actor] = None
-        if not self.are_run:
+        if not self.has_server:
             self.run_due()
-        elif not (self._is_taking_in or self._running):  # else the server is about to run it
+        elif not (self._is_reading or self._running):  # else the server is about to run it
             self._wake()
 
     def run(self) -> None:
@@ -432,13 +432,13 @@ class Turns:
             return
         self._running = True
         try:
-            self._take_in()
+            self._read_sockets()
             self._take_turns()
         finally:
             self._running = False
 
     def _run_later(self) -> None:
-        if self.are_run:
+        if self.has_server:
             self._wake()
         else:
             for actor in self._due:  # the first one may have fallen, and its task then runs no turns
@@ -446,7 +446,7 @@ class Turns:
 
     def run_due(self) -> None:
         """Run every due turn; their writes are one commit if the event loop writes it."""
-        self._is_taking_in = False
+        self._is_reading = False
         if self._running:
             return
         store = self._store

@@ -129,7 +129,7 @@ class RestoredStore(SpawnsWrites):
     """Implements ``storage.base.Store`` for the restored state of a backup; read-only."""
 
     traits = StoreTraits("backup", "it is only read", None, whole_commits=True)
-    bell = None
+    waker = None
     topics_number = None
 
     def __init__(self, folder: BackupFolder, manifest: Mapping[str, Any], request: RestoreRequest, now_ms: int) -> None:

@@ -52,7 +52,7 @@ FILE_FORMAT = 1
 
 
 @dataclass(slots=True)
-class Stretch:
+class SetAsideRange:
     """The rows between two ids."""
 
     first: bytes
@@ -94,7 +94,7 @@ class SetAsides:
         self._scrub = scrub
         self._turn = trio.Lock()
 
-    async def set_aside(self, name: TopicName, first_id: bytes, last_id: bytes, *, dry_run: bool) -> Stretch:
+    async def set_aside(self, name: TopicName, first_id: bytes, last_id: bytes, *, dry_run: bool) -> SetAsideRange:
         """Set aside the rows from one id to another, both included; with ``dry_run`` only inspect them.
 
         Raises:
@@ -142,7 +142,7 @@ class SetAsides:
                 f"{error.detail}; no row was touched", hint="check the disk, and repeat the command"
             ) from error
 
-    async def _remove(self, name: TopicName, work: _Work, stretch: Stretch, prefix: bytes) -> None:
+    async def _remove(self, name: TopicName, work: _Work, stretch: SetAsideRange, prefix: bytes) -> None:
         if stretch.gaps:
             # New messages fall into the damaged block's range of keys, and are readable only in new files.
             await self._store.begin_files()
@@ -169,7 +169,7 @@ class _Work:
         self._slices = slices
         self._removed: dict[int, list[int]] = {}
         """Index of a slice → its messages and bytes in this range."""
-        self._found = Stretch(b"", b"")
+        self._found = SetAsideRange(b"", b"")
         self._last_key = b""
         self._file: IO[str] | None = None
         self._part: Path | None = None
@@ -254,7 +254,7 @@ class _Work:
                 removed[1] += size
                 return
 
-    def stretch(self, start: bytes) -> Stretch:
+    def stretch(self, start: bytes) -> SetAsideRange:
         """Return the result, from the first to the last row; an unreadable part counts with its largest extent."""
         found = self._found
         size = len(self.span.prefix)

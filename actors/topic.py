@@ -15,7 +15,7 @@ import trio
 
 from actors.actor import Actor, as_ticket, complete_all
 from actors.loading import load_topic
-from actors.mailbox import Turns
+from actors.mailbox import RunQueue
 from actors.observe import NoObserver
 from actors.ownership import Alone
 from actors.pointers import PointerIndex
@@ -111,7 +111,7 @@ class TopicEnvironment:
     """The topics that this instance owns."""
     enlistments: Enlistments | None = None
     """Needed if another instance may decide transactions; None: topics are not enlisted."""
-    turns: Turns = field(default_factory=Turns)
+    run_queue: RunQueue = field(default_factory=RunQueue)
     """Runs the turns of actors that have mail."""
     closings: trio.CapacityLimiter = field(default_factory=partial(trio.CapacityLimiter, MAX_CLOSING))
     """Limits how many topics close concurrently."""
@@ -130,7 +130,7 @@ class TopicActor(Actor[TopicCore, Step]):
             mailbox,
             commit_requests=environment.commits.max_requests,
             commit_bytes=environment.commits.max_bytes,
-            turns=environment.turns,
+            run_queue=environment.run_queue,
         )
         self.name = name
         self._commit_begun_s = 0.0
@@ -379,7 +379,7 @@ class TopicActor(Actor[TopicCore, Step]):
     def _moved(self) -> NoOwner:
         return topic_moved(self.name)
 
-    def _crash_error(self) -> PlainsongError:
+    def _fall_error(self) -> PlainsongError:
         return StorageFailed("the topic is being reloaded", hint="poll again")
 
     def _unavailable(self, why: str) -> PlainsongError:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from actors.actor import Answers
     from actors.decisions import AskTopic
-    from actors.mailbox import Mailbox, Turns
+    from actors.mailbox import Mailbox, RunQueue
     from actors.observe import Clock, TransactionObserver
     from actors.pointers import ClusterPointerLocations, PointerIndex
     from plainsong.protocol.effects import Operation
@@ -72,7 +72,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         settings: TransactionSettings,
         mailbox: Mailbox,
         on_settled: Callable[[ManagerStep], object],
-        turns: Turns,
+        run_queue: RunQueue,
         cluster_locations: ClusterPointerLocations | None = None,
     ) -> None:
         """``cluster_locations``: for a shared store, where topics are enlisted; filled by each load."""
@@ -81,7 +81,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
             mailbox,
             commit_requests=settings.commit_requests,
             commit_bytes=settings.mailbox_bytes,
-            turns=turns,
+            run_queue=run_queue,
         )
         self._cluster_locations = cluster_locations
         self._locations = index if cluster_locations is None else cluster_locations
@@ -276,7 +276,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     def _moved(self) -> NoOwner:
         return service_moved()
 
-    def _crash_error(self) -> PlainsongError:
+    def _fall_error(self) -> PlainsongError:
         if self._mailbox.closed_for is not None:
             return self._mailbox.closed_for()  # the daemon shuts down, or the service moves
         return TransactionsUnavailable("the transaction service failed", hint="nothing happened; retry")

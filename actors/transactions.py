@@ -13,7 +13,7 @@ import trio
 
 from actors.decisions import abort_all, roll_back, with_topics
 from actors.ledger_reads import LedgerReads
-from actors.mailbox import Mailbox, Ticket, Turns
+from actors.mailbox import Mailbox, RunQueue, Ticket
 from actors.observe import NoTransactionObserver
 from actors.pointers import ClusterPointerLocations
 from actors.replica_server import ReplicaServer
@@ -50,7 +50,7 @@ class TransactionService(LedgerReads):
         ask: AskTopic,
         settings: TransactionSettings | None = None,
         observer: TransactionObserver | None = None,
-        turns: Turns | None = None,
+        run_queue: RunQueue | None = None,
     ) -> None:
         """Create the service; ``run`` loads it.
 
@@ -65,9 +65,9 @@ class TransactionService(LedgerReads):
         self._observer = observer or NoTransactionObserver()
         self._mailbox = Mailbox(self.settings.mailbox_requests, self.settings.mailbox_bytes)
         self._supervision = ServiceSupervision(self._mailbox, self._observer)
-        self._turns = turns or Turns(store)
+        self._run_queue = run_queue or RunQueue(store)
         actor = TransactionActor(
-            store, clock, pointers, ask, self.settings, self._mailbox, self._settled, self._turns, cluster_locations
+            store, clock, pointers, ask, self.settings, self._mailbox, self._settled, self._run_queue, cluster_locations
         )
         super().__init__(actor, clock, pointers if cluster_locations is None else cluster_locations)
         self._replicas = ReplicaServer(store, self._actor, self._supervision, lambda: self.close(given_away=True))
@@ -255,7 +255,7 @@ class TransactionService(LedgerReads):
           Raises what ``Mailbox.put`` raises.
         """
         self._mailbox.put(Ticket(ask, settled, prepare), wake=False)
-        self._turns.wake_for(self._actor)
+        self._run_queue.wake_for(self._actor)
 
     async def ask(self, ask: Ask[A]) -> A:
         """Ask once the first load has ended; return the answer. Raises what ``Mailbox.ask`` raises."""

@@ -48,7 +48,7 @@ from broker.api.topics.producers import Producers
 from broker.api.topics.stats import Counting
 from broker.api.topics.topics import NamespaceRoutes, Policies, Topics, refused_here
 from broker.api.transactions.transactions import TransactionRoutes
-from broker.api.waiting import looked_at_again, metered, refusals_noted
+from broker.api.waiting import metered, reauthorized, refusals_recorded
 from broker.attention import FINDINGS, Attention, clock_findings, stale_files
 from broker.audit import ACTIONS, Audit, large_audit
 from broker.catalogue import FIGURES, Catalogue
@@ -138,7 +138,7 @@ async def assemble(
     audit = _audit(core, care)
     if security.guard.required:
         endpoints = tuple(
-            refusals_noted(
+            refusals_recorded(
                 audit.audited(refused_here(each), core.reach.owner_known_here, core.tasks),
                 security.guard,
                 recorded=each.route.name in ACTIONS,
@@ -165,7 +165,7 @@ async def assemble(
         store_time=care.store_time,
         endpoints=tuple(
             traced(accounted(each, accounting), traces)
-            for each in (looked_at_again(metered(each, security.guard), security.guard) for each in endpoints)
+            for each in (reauthorized(metered(each, security.guard), security.guard) for each in endpoints)
         ),
         begin=begin,
         cluster=core.cluster,

@@ -22,7 +22,7 @@ from plainsong.protocol.transactions.ledger import TransactionSettings
 if TYPE_CHECKING:
     from actors.decisions import AskTopic
     from actors.invalid_list import InvalidList
-    from actors.mailbox import Turns
+    from actors.mailbox import RunQueue
     from actors.observe import Clock, TransactionObserver
     from actors.ownership import Ownership
     from actors.pointers import PointerIndex
@@ -197,7 +197,7 @@ def build_authority(
     pointers: PointerIndex,
     ask: AskTopic,
     observer: TransactionObserver,
-    turns: Turns | None = None,
+    run_queue: RunQueue | None = None,
     ownership: Ownership | None = None,
     peer: Peer | None = None,
     take_over_s: float = 0.0,
@@ -211,7 +211,7 @@ def build_authority(
     """
     if config.service == "embedded":
         build = partial(
-            TransactionService, store, clock, pointers, ask, service_settings(config, take_over_s), observer, turns
+            TransactionService, store, clock, pointers, ask, service_settings(config, take_over_s), observer, run_queue
         )
         if store.traits.shared:
             routed = RoutedTransactions(build, ownership or Alone(), pointers, peer)

@@ -9,7 +9,7 @@ import trio
 
 from actors.cache import CacheBudget
 from actors.directory import Directory
-from actors.mailbox import Turns
+from actors.mailbox import RunQueue
 from actors.namespaces import Namespaces
 from actors.observe import SpaceGuard
 from actors.ownership import Alone
@@ -135,7 +135,7 @@ async def build_core(
     await pointers.load(store)
     namespaces = Namespaces(store, default=config.deduplication.default, notify=reach.announce)
     await namespaces.load()
-    turns = Turns(store)
+    run_queue = RunQueue(store)
     authority = reach.authority = build_authority(
         config.transactions,
         store,
@@ -143,7 +143,7 @@ async def build_core(
         pointers,
         reach.ask,
         Decisions(metrics),
-        turns,
+        run_queue,
         ownership,
         None if ownership is None else LinkedPeer(reach.owners),
         config.cluster.take_over_s,
@@ -162,7 +162,7 @@ async def build_core(
         policies=namespaces.policies,
         ownership=ownership or Alone(),
         enlistments=authority.enlistments,
-        turns=turns,
+        run_queue=run_queue,
     )
     directory = reach.directory = Directory(
         actors,

@@ -200,9 +200,9 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
             add_cluster_gauges(metrics, membership)
         # Front ends, if there are any, read the requests: then the actors' tasks run the turns.
         reads = config.http.processes == 1
-        turns, bell = (daemon.directory.environment.turns, store.bell) if reads else (None, None)
+        turns, waker = (daemon.directory.environment.run_queue, store.waker) if reads else (None, None)
         async with (
-            open_reactor(config.http.keep_alive_s, turns, bell) as reactor,
+            open_reactor(config.http.keep_alive_s, turns, waker) as reactor,
             trio.open_nursery() as servers,
         ):
             servers.start_soon(_stop_at_signal, stop)

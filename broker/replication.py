@@ -206,7 +206,7 @@ def start_refusing(outbox: Outbox | None, daemon: Daemon, actors: trio.Nursery) 
         if service is not None:
             service.actor.end_late(refusal)
 
-    actors.start_soon(LateCommits(outbox, directory.environment.turns, end_late).run)
+    actors.start_soon(LateCommits(outbox, directory.environment.run_queue, end_late).run)
 
 
 def _why(error: str) -> str:

@@ -563,7 +563,7 @@ class ThriftConnection:
                     answer = framed(await self._methods.answer(message, connection.peer.address))
                     self._held.release()
                     connection.state = State.SENDING
-                    connection.pace.restart()
+                    connection.minimum_rate.restart()
                     await connection.send_all(answer)
                     if not self._frames.is_empty:
                         # Neither reading nor sending has to wait for a client that sends calls without a pause.

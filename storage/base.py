@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.effects import Expect, Operation, Table
     from plainsong.protocol.names import TopicName
-    from storage.loop import Bell
+    from storage.loop import Waker
 
 #: A row: key and value.
 Row = tuple[bytes, bytes]
@@ -203,7 +203,7 @@ class Store(Reads, Protocol):
     traits: StoreTraits
 
     @property
-    def bell(self) -> Bell | None:
+    def waker(self) -> Waker | None:
         """Wakes the event loop from the store's threads; None if it has no such threads."""
         ...
 

@@ -14,29 +14,29 @@ def nap(seconds: float) -> None:
     select.select((), (), (), seconds)
 
 
-class Bell:
+class Waker:
     """Wakes the event loop from another thread, at a fraction of the cost of trio's own way, if a server listens to it.
 
     A server that waits for an epoll registers the descriptor there, edge-triggered, so that nothing has to be read or
-    registered again for each ring. The loop then checks for completed work.
+    registered again for each wake-up. The loop then checks for completed work.
     """
 
     def __init__(self) -> None:
-        #: True if a ring wakes the event loop. Set by the loop; a ring during the change is not lost, since the loop
+        #: True if a server listens. Set by the event loop; a wake-up during the change is not lost, since the loop
         #: runs then.
-        self.is_heard = False
+        self.is_watched = False
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
         """Return the descriptor, for an epoll."""
         return self._descriptor
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the event loop, from any thread."""
         os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:
-        """Close the descriptor; no thread may ring any longer. Idempotent."""
+        """Close the descriptor; no thread may wake the loop any longer. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

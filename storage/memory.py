@@ -153,7 +153,7 @@ class MemoryStore(SpawnsWrites):
         max_row_bytes=None,
         whole_commits=True,
     )
-    bell = None
+    waker = None
 
     def __init__(self) -> None:
         self.tables = {table: MemoryTable() for table in Table}

@@ -27,7 +27,7 @@ _FORBIDDEN = status_of(Forbidden())
 _NEVER_REFUSE = PUBLISHES | {"poll"}
 
 
-def looked_at_again(endpoint: Endpoint, guard: Guard, *, counts: bool = True) -> Endpoint:
+def reauthorized(endpoint: Endpoint, guard: Guard, *, counts: bool = True) -> Endpoint:
     """Wrap a route: if the client loses its rights while it waits, the request ends with the error within one reload.
 
     Args:
@@ -129,7 +129,7 @@ def _parked(guard: Guard, endpoint: Endpoint, request: Request) -> Callable[[], 
         raise
 
 
-def refusals_noted(endpoint: Endpoint, guard: Guard, *, recorded: bool = False) -> Endpoint:
+def refusals_recorded(endpoint: Endpoint, guard: Guard, *, recorded: bool = False) -> Endpoint:
     """Wrap a route: refusals made by its handler are recorded, whichever instance made them.
 
     Only the owner knows who began a transaction, and how many a name has open. Refusals by route and path alone were

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.api.waiting import looked_at_again, metered
+from broker.api.waiting import metered, reauthorized
 from broker.config.config import config_of
 from broker.freed_memory import keep_freed_memory
 from broker.front.forward import FrontForwarding
@@ -165,7 +165,7 @@ class FrontEnd:
         settings = config.http
         forwarding = FrontForwarding(self._link)
         endpoints = tuple(
-            traced(looked_at_again(metered(each, guard), guard, counts=False), traces)
+            traced(reauthorized(metered(each, guard), guard, counts=False), traces)
             for each in forwarding.endpoints(RequestTasks(nursery))
         )
         accounting = Accounting(forwarding.count, AccessLog(enabled=config.log.access))

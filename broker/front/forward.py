@@ -29,7 +29,7 @@ from plainsong.protocol.requests import PublishRequest, PublishResponse, Receipt
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from broker.api.messages.publish import Given
+    from broker.api.messages.publish import PublishCall
     from broker.http.budgets import Reservation
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answer, AsyncHandler, Conversation, Request
@@ -105,7 +105,7 @@ class FrontForwarding:
             return await whole(request)
         return answer_publish(request, given, response)
 
-    async def _published(self, given: Given, request_id: str) -> PublishResponse | Receipt:
+    async def _published(self, given: PublishCall, request_id: str) -> PublishResponse | Receipt:
         (namespace, topic), body, size = given.name, given.body, given.size
         if size <= INLINE_BYTES and _is_plain(body):
             self._publishing += 1

@@ -12,7 +12,7 @@ import trio
 
 from broker.http import wire
 from broker.http.connection import LINGER_S, Connection, State
-from broker.http.gate import CUT, PASSAGE, PEER, SENDING_END
+from broker.http.gate import CUT, EXCHANGE, PEER, SENDING_END
 from broker.http.handlers import SendingEnd
 from broker.http.messages import new_request_id
 from plainsong.protocol.errors import Internal, PlainsongError
@@ -220,7 +220,7 @@ class ApplicationCall:
         # The rest of a kept connection begins after the body, so that the client has to send it.
         go_on = wire.CONTINUE if is_awaited and is_kept else b""
         self._connection.state = State.SENDING
-        self._connection.pace.restart()
+        self._connection.minimum_rate.restart()
         if self._sending_end.is_endless and self._sending_end.has_come:
             self._connection.scope.cancel()  # no client is there to read it
         return go_on + head
@@ -228,8 +228,8 @@ class ApplicationCall:
     def _request_id(self, scope: dict[str, Any]) -> str:
         """Return the one id of the request, for its answer and for the log."""
         if self._id is None:
-            passage = scope["extensions"].get(PASSAGE)
-            self._id = new_request_id() if passage is None else passage.request_id
+            exchange = scope["extensions"].get(EXCHANGE)
+            self._id = new_request_id() if exchange is None else exchange.request_id
         return self._id
 
     async def _fail(self, request_id: str) -> None:

@@ -400,7 +400,7 @@ SHARE = 4
 PATIENCE_S = 2.0
 
 
-class Pace:
+class MinimumRate:
     """The minimum rate at which a reader must accept an answer.
 
     A reader may accept nothing for ``send_timeout_s`` at a time. The waits for one answer may add up to that time, plus
@@ -461,13 +461,13 @@ class AnswerBudget:
         self.refused = 0
         self.cut = 0
         #: Stalled answers → since when, and the callback that cuts the reader off; the longest stalled first.
-        self._blocked: dict[AnswerRoom, tuple[float, Callable[[], object]]] = {}
+        self._blocked: dict[AnswerReservation, tuple[float, Callable[[], object]]] = {}
         self._small: deque[_Waiting] = deque()
         self._large: deque[_Waiting] = deque()
 
-    def room(self) -> AnswerRoom:
+    def room(self) -> AnswerReservation:
         """Return an empty share, for the answers of one connection, one at a time."""
-        return AnswerRoom(self)
+        return AnswerReservation(self)
 
     def fits(self, size: int, before: int = 0) -> bool:
         """True if an answer that takes ``before`` bytes may take ``size`` now, which is more."""
@@ -558,11 +558,11 @@ class AnswerBudget:
                 cut_off()
                 room.release()
 
-    def blocks(self, room: AnswerRoom, cut_off: Callable[[], object]) -> None:
+    def blocks(self, room: AnswerReservation, cut_off: Callable[[], object]) -> None:
         """Record that the reader of ``room`` accepts nothing at present."""
         self._blocked[room] = (trio.current_time(), cut_off)
 
-    def moves(self, room: AnswerRoom) -> None:
+    def moves(self, room: AnswerReservation) -> None:
         """Record that the reader of ``room`` has accepted something. Idempotent."""
         self._blocked.pop(room, None)
 
@@ -596,7 +596,7 @@ class _Waiting:
         self.granted = trio.Event()
 
 
-class AnswerRoom:
+class AnswerReservation:
     """The share of one answer in the budget; released once the answer is sent."""
 
     __slots__ = ("_budget", "reserved_bytes")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 from trio.lowlevel import wait_writable
 
-from broker.http.budgets import Pace
+from broker.http.budgets import MinimumRate
 from broker.http.tls_socket import TlsSocket
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Connection:
         "_sock",
         "_task",
         "_unsent",
-        "pace",
+        "minimum_rate",
         "peer",
         "pending",
         "room",
@@ -131,7 +131,7 @@ class Connection:
         peer: Peer,
     ) -> None:
         self._sock = sock
-        self.pace = Pace(settings)
+        self.minimum_rate = MinimumRate(settings)
         #: The memory reservation of its answers until they are sent.
         self.room = budget.answers.room()
         self._reactor = reactor
@@ -279,7 +279,7 @@ class Connection:
             sent = 0  # the task gets the same error
         if sent < len(data):
             self._unsent = memoryview(data)[sent:]
-            self.pace.restart()
+            self.minimum_rate.restart()
             return False
         return True
 
@@ -354,10 +354,10 @@ class Connection:
         self.scope.deadline = inf
 
     async def _send_rest(self, rest: memoryview) -> None:
-        pace = self.pace
+        minimum_rate = self.minimum_rate
         while rest:
             begun_s = trio.current_time()
-            self.scope.deadline = begun_s + pace.left_s()
+            self.scope.deadline = begun_s + minimum_rate.left_s()
             self.room.blocks(self.scope.cancel)
             try:
                 await wait_writable(self._sock)
@@ -368,7 +368,7 @@ class Connection:
             except BlockingIOError:
                 sent_bytes = 0
             rest = rest[sent_bytes:]
-            pace.waited(trio.current_time() - begun_s, sent_bytes)
+            minimum_rate.waited(trio.current_time() - begun_s, sent_bytes)
 
     async def linger(self, linger_s: float) -> None:
         """Send the end of output, then discard input until the client leaves or time is up.

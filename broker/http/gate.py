@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from broker.http.budgets import FEW_PARTS, BodyBudget, Pace, Reservation, too_large
+from broker.http.budgets import FEW_PARTS, BodyBudget, MinimumRate, Reservation, too_large
 from broker.http.connection import LINGER_S
 from broker.http.handlers import SendingEnd
 from broker.http.heads import MAX_LENGTH_DIGITS
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable
 
     from broker.config.sections import HttpConfig
-    from broker.http.budgets import AnswerRoom
+    from broker.http.budgets import AnswerReservation
     from broker.http.messages import BodyStream
     from broker.http.origin_check import OriginCheck
     from broker.http.route import Route
@@ -48,8 +48,8 @@ TINY_EVENT_BYTES = 1 << 10
 TINY_EVENT_S = 0.0004
 #: Time limit for sending the last answer of an HTTP/2 connection before the connection is cut.
 LAST_ANSWER_S = 0.1
-#: The key of a scope's ``extensions`` for the request's ``Passage``.
-PASSAGE = "plainsong.passage"
+#: The key of a scope's ``extensions`` for the request's ``Exchange``.
+EXCHANGE = "plainsong.exchange"
 #: The key for a function that cuts the request's connection.
 CUT = "plainsong.cut"
 #: The key for the connection's ``Peer``.
@@ -62,18 +62,18 @@ AT_ONCE_S = 0.01
 PIECE_BYTES = 64 << 10
 
 
-class Passage:
+class Exchange:
     """The state of one request in the gate."""
 
     def __init__(self, scope: Any, budget: BodyBudget, settings: HttpConfig) -> None:
-        self.pace = Pace(settings)
+        self.minimum_rate = MinimumRate(settings)
         self.headers = joined(scope["headers"])
         #: The client's id if it is sane, else a new one.
         self.request_id = sane_request_id(self.headers.get("x-request-id")) or new_request_id()
         #: The body's share of the budget, until the application has answered.
         self.reservation: Reservation = budget.reserve()
         #: The answer's share of the budget, until it is sent.
-        self.room: AnswerRoom = budget.answers.room()
+        self.room: AnswerReservation = budget.answers.room()
         self.intake = Intake(self.reservation, settings)
         #: Number of events with hardly any body.
         self.tiny_events = 0
@@ -95,7 +95,7 @@ class Passage:
         extensions = scope.setdefault("extensions", {})
         self.peer: Peer = extensions.get(PEER, NO_PEER)
         self.sending_end: SendingEnd = extensions.get(SENDING_END) or SendingEnd()
-        extensions[PASSAGE] = self
+        extensions[EXCHANGE] = self
 
     def enter(self, route: Route[Any], path: Mapping[str, str]) -> None:
         """Authorize the sender for the request's route, and take its cost from the quotas. Raises PlainsongError."""
@@ -132,111 +132,111 @@ class Gate:
         if scope["type"] == "websocket":
             await _refuse_websocket(send)
             return
-        passage = Passage(scope, self._budget, self._settings)
+        exchange = Exchange(scope, self._budget, self._settings)
         try:
-            with passage.reservation:
-                await self._pass(passage, scope, receive, send)
-            if passage.is_last and scope["http_version"] >= "2":  # there is no header for it
+            with exchange.reservation:
+                await self._pass(exchange, scope, receive, send)
+            if exchange.is_last and scope["http_version"] >= "2":  # there is no header for it
                 await trio.sleep(LAST_ANSWER_S)
                 cut: Any = scope.get("extensions", {}).get(CUT)
                 if cut is not None:
                     cut()
         finally:
-            if passage.stream is not None:  # the framework closes only streams it has started to send
+            if exchange.stream is not None:  # the framework closes only streams it has started to send
                 with trio.CancelScope(shield=True):
-                    await passage.stream.aclose()
-            passage.room.release()
+                    await exchange.stream.aclose()
+            exchange.room.release()
 
-    async def _pass(self, passage: Passage, scope: Any, receive: Any, send: Any) -> None:
+    async def _pass(self, exchange: Exchange, scope: Any, receive: Any, send: Any) -> None:
         async def counted_receive() -> Any:
-            passage.receiving += 1
+            exchange.receiving += 1
             try:
-                is_over = passage.body_ended.is_set() or passage.answering
-                message = await (receive() if is_over else passage.intake.within(receive))
+                is_over = exchange.body_ended.is_set() or exchange.answering
+                message = await (receive() if is_over else exchange.intake.within(receive))
                 if message["type"] == "http.request":
-                    self._count(passage, message)
-                    passage.tiny_events += len(message["body"]) <= TINY_EVENT_BYTES
-                    if passage.tiny_events > FEW_PARTS:
+                    self._count(exchange, message)
+                    exchange.tiny_events += len(message["body"]) <= TINY_EVENT_BYTES
+                    if exchange.tiny_events > FEW_PARTS:
                         await self._budget.long_work.charge(TINY_EVENT_S)
                 else:
-                    passage.body_ended.set()  # the client has gone
+                    exchange.body_ended.set()  # the client has gone
             except PlainsongError as error:
-                passage.refusal = passage.refusal or error
+                exchange.refusal = exchange.refusal or error
             finally:
-                passage.receiving -= 1  # also if the application gave up waiting: ``_linger`` then reads the rest
-            if passage.refusal is not None:
+                exchange.receiving -= 1  # also if the application gave up waiting: ``_linger`` then reads the rest
+            if exchange.refusal is not None:
                 attempt.cancel()
                 await trio.sleep_forever()
             return message
 
         async def marked_send(message: Any) -> None:
             if message["type"] == "http.response.start":
-                passage.refusal = passage.refusal or self._stream_refusal(message, passage, scope)
-                if passage.refusal is not None:
+                exchange.refusal = exchange.refusal or self._stream_refusal(message, exchange, scope)
+                if exchange.refusal is not None:
                     attempt.cancel()
                     await trio.sleep_forever()
-                passage.answering = True
-                passage.sending_end.is_endless = _is_endless(message["headers"])
-                message = self._preflight(message, passage)
-                message = {**message, "headers": self._marked(message["headers"], passage, scope)}
+                exchange.answering = True
+                exchange.sending_end.is_endless = _is_endless(message["headers"])
+                message = self._preflight(message, exchange)
+                message = {**message, "headers": self._marked(message["headers"], exchange, scope)}
             elif (
                 message["type"] == "http.response.body"
-                and not (message.get("more_body") or passage.body_ended.is_set())
+                and not (message.get("more_body") or exchange.body_ended.is_set())
                 and scope["http_version"] >= "2"
             ):
-                await self._send(passage, {**message, "more_body": True}, scope, send)
+                await self._send(exchange, {**message, "more_body": True}, scope, send)
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
-                await self._linger(passage, receive)
-            await self._send(passage, message, scope, send)
+                await self._linger(exchange, receive)
+            await self._send(exchange, message, scope, send)
 
         def give_way() -> None:
-            passage.refusal = passage.reservation.refusal()
+            exchange.refusal = exchange.reservation.refusal()
             attempt.cancel()
 
         with trio.CancelScope() as attempt:
-            passage.refusal = self._check.refusal(scope["method"], passage.headers, passage.peer) or self._refusal(
-                passage
+            exchange.refusal = self._check.refusal(scope["method"], exchange.headers, exchange.peer) or self._refusal(
+                exchange
             )
-            if passage.refusal is None:
-                passage.refusal = await self._admit(passage, scope)
-            if passage.refusal is None:
-                passage.reservation.may_give_way(give_way)
+            if exchange.refusal is None:
+                exchange.refusal = await self._admit(exchange, scope)
+            if exchange.refusal is None:
+                exchange.reservation.may_give_way(give_way)
                 await self._app(scope, counted_receive, marked_send)
-        if passage.refusal is not None and not passage.answering:
-            await self._refuse(passage, scope, receive, send)
+        if exchange.refusal is not None and not exchange.answering:
+            await self._refuse(exchange, scope, receive, send)
 
-    async def _admit(self, passage: Passage, scope: Any) -> PlainsongError | None:
+    async def _admit(self, exchange: Exchange, scope: Any) -> PlainsongError | None:
         """Authenticate the sender; return the refusal if that fails and the request needs a name."""
-        guard = passage.guard = self._guard
+        guard = exchange.guard = self._guard
         if not guard.required:
             return None
         is_open = guard.needs_no_name(scope["path"]) or (
-            scope["method"] == "OPTIONS" and "access-control-request-method" in passage.headers
+            scope["method"] == "OPTIONS" and "access-control-request-method" in exchange.headers
         )
         try:
             if not is_open:
                 refuse_query_token(scope["query_string"].decode("latin-1"))
-            passage.admission = await guard.admit(passage.headers, passage.peer)
+            exchange.admission = await guard.admit(exchange.headers, exchange.peer)
         except PlainsongError as error:
-            passage.admission = NO_ADMISSION
+            exchange.admission = NO_ADMISSION
             if is_open:
                 return None
-            guard.refused(RefusedRequest(error, NO_IDENTITY, passage.peer, "service", passage.request_id))
-            guard.answered("unknown", scope["path"], status_of(error), passage.request_id)
+            guard.refused(RefusedRequest(error, NO_IDENTITY, exchange.peer, "service", exchange.request_id))
+            guard.answered("unknown", scope["path"], status_of(error), exchange.request_id)
             return error
         return None
 
-    async def _send(self, passage: Passage, message: Any, scope: Any, send: Any) -> None:
+    async def _send(self, exchange: Exchange, message: Any, scope: Any, send: Any) -> None:
         """Send a message in pieces, since the server below buffers a message until it is sent."""
         rest = memoryview(message.get("body", b""))
         while len(rest) > PIECE_BYTES:
             piece = {"type": "http.response.body", "body": bytes(rest[:PIECE_BYTES]), "more_body": True}
-            await self._send_piece(passage, piece, scope, send)
+            await self._send_piece(exchange, piece, scope, send)
             rest = rest[PIECE_BYTES:]
             message = {**message, "body": bytes(rest)} if len(rest) <= PIECE_BYTES else message
-        await self._send_piece(passage, message, scope, send)
+        await self._send_piece(exchange, message, scope, send)
 
-    async def _send_piece(self, passage: Passage, message: Any, scope: Any, send: Any) -> None:
+    async def _send_piece(self, exchange: Exchange, message: Any, scope: Any, send: Any) -> None:
         """Send one piece within the time that the minimum rate allows its reader.
 
         Over HTTP/2 a reader may stall while its connection stays alive.
@@ -245,10 +245,10 @@ class Gate:
         if cut is None:
             await send(message)
             return
-        room, pace, begun_s = passage.room, passage.pace, trio.current_time()
+        room, minimum_rate, begun_s = exchange.room, exchange.minimum_rate, trio.current_time()
         room.blocks(cut)
         try:
-            with trio.move_on_after(pace.left_s()) as wait:
+            with trio.move_on_after(minimum_rate.left_s()) as wait:
                 await send(message)
         finally:
             room.moves()
@@ -257,14 +257,14 @@ class Gate:
             await trio.sleep_forever()  # the end of the connection cancels this task
         waited_s = trio.current_time() - begun_s
         if waited_s > AT_ONCE_S:
-            pace.waited(waited_s, len(message.get("body", b"")))
+            minimum_rate.waited(waited_s, len(message.get("body", b"")))
 
-    def _refusal(self, passage: Passage) -> PlainsongError | None:
+    def _refusal(self, exchange: Exchange) -> PlainsongError | None:
         """Return the refusal if the head alone is enough to refuse the request."""
-        length = passage.headers.get("content-length")
+        length = exchange.headers.get("content-length")
         if length is None:
             return None
-        if "transfer-encoding" in passage.headers:
+        if "transfer-encoding" in exchange.headers:
             return MalformedBody("a body has a Content-Length or is chunked, never both")
         if not (length.isascii() and length.isdigit()):
             return MalformedBody("Content-Length is not a number, or occurs twice")
@@ -272,30 +272,30 @@ class Gate:
             return too_large(self._settings.max_body_bytes)
         return None
 
-    def _stream_refusal(self, message: Any, passage: Passage, scope: Any) -> PlainsongError | None:
+    def _stream_refusal(self, message: Any, exchange: Exchange, scope: Any) -> PlainsongError | None:
         """Return the refusal of an event stream to a foreign page, which could read it, unlike other answers."""
         if scope["method"] != "GET" or not _is_endless(message["headers"]):
             return None
-        return self._check.refusal("GET", passage.headers, passage.peer, streams=True)
+        return self._check.refusal("GET", exchange.headers, exchange.peer, streams=True)
 
-    def _preflight(self, message: Any, passage: Passage) -> Any:
+    def _preflight(self, message: Any, exchange: Exchange) -> Any:
         """Return the answer to OPTIONS, with CORS headers if it is a preflight."""
         allow = dict(message["headers"]).get(b"allow", b"").decode("latin-1")
-        added = self._check.preflight_headers(passage.headers, allow) if message["status"] == 200 and allow else []
+        added = self._check.preflight_headers(exchange.headers, allow) if message["status"] == 200 and allow else []
         if not added:
             return message
         headers = [pair for pair in message["headers"] if pair[0].lower() != b"content-length"]  # a 204 has none
         return {**message, "status": 204, "headers": [*headers, *_encoded(added)]}
 
     @staticmethod
-    def _count(passage: Passage, message: Any) -> None:
+    def _count(exchange: Exchange, message: Any) -> None:
         is_last = not message.get("more_body", False)
         if is_last:
-            passage.body_ended.set()
-            passage.reservation.keeps()
-        intake = passage.intake
+            exchange.body_ended.set()
+            exchange.reservation.keeps()
+        intake = exchange.intake
         intake.count(len(message.get("body", b"")))
-        announced = passage.headers.get("content-length")  # over HTTP/2 a frame marks the end of the body
+        announced = exchange.headers.get("content-length")  # over HTTP/2 a frame marks the end of the body
         if (
             announced is not None
             and (intake.received_bytes > int(announced) or is_last)
@@ -303,39 +303,39 @@ class Gate:
         ):
             raise MalformedBody(f"the body does not have the {announced} bytes of its Content-Length")
 
-    def _marked(self, headers: Any, passage: Passage, scope: Any) -> list[tuple[bytes, bytes]]:
-        marked = [*headers, (b"x-request-id", passage.request_id.encode("ascii"))]
-        marked += _encoded(self._check.cors_headers(passage.headers, (name.decode("latin-1") for name, _ in headers)))
-        if scope["http_version"] < "2" and (self._is_stopping() or passage.refusal is not None or passage.is_last):
+    def _marked(self, headers: Any, exchange: Exchange, scope: Any) -> list[tuple[bytes, bytes]]:
+        marked = [*headers, (b"x-request-id", exchange.request_id.encode("ascii"))]
+        marked += _encoded(self._check.cors_headers(exchange.headers, (name.decode("latin-1") for name, _ in headers)))
+        if scope["http_version"] < "2" and (self._is_stopping() or exchange.refusal is not None or exchange.is_last):
             marked.append((b"connection", b"close"))
         return marked
 
-    async def _refuse(self, passage: Passage, scope: Any, receive: Any, send: Any) -> None:
+    async def _refuse(self, exchange: Exchange, scope: Any, receive: Any, send: Any) -> None:
         """Send the refusal, then read the rest of the body: after a reset the client would lose the answer."""
-        assert passage.refusal is not None
-        answer = answer_for(passage.refusal)
+        assert exchange.refusal is not None
+        answer = answer_for(exchange.refusal)
         assert isinstance(answer.body, bytes)
         headers = [(b"content-type", str(answer.content_type).encode()), (b"content-length", b"%d" % len(answer.body))]
         headers += [(name.lower().encode(), value.encode()) for name, value in answer.headers]
-        marked = self._marked(headers, passage, scope)
+        marked = self._marked(headers, exchange, scope)
         await send({"type": "http.response.start", "status": answer.status, "headers": marked})
         await send({"type": "http.response.body", "body": answer.body, "more_body": True})
         if scope["http_version"] >= "2":
-            await self._linger(passage, receive)
+            await self._linger(exchange, receive)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _linger(self, passage: Passage, receive: Any) -> None:
+    async def _linger(self, exchange: Exchange, receive: Any) -> None:
         """Read and discard the rest of the body for a while, unless the application still reads it.
 
         Over HTTP/1.1 the connection does that.
         """
         with trio.move_on_after(LINGER_S):
-            if passage.receiving:
-                await passage.body_ended.wait()
-            while not passage.body_ended.is_set():
+            if exchange.receiving:
+                await exchange.body_ended.wait()
+            while not exchange.body_ended.is_set():
                 message = await receive()
                 if message["type"] != "http.request" or not message.get("more_body", False):
-                    passage.body_ended.set()
+                    exchange.body_ended.set()
 
 
 async def _refuse_websocket(send: Any) -> None:

@@ -298,8 +298,8 @@ class Http1:
             return False
         if admission is None or head.query:
             return False
-        seat = self._connection.peer.seat
-        last.is_metered = guard.quotas.concern(admission.who) or (seat is not None and bool(seat.name))
+        slot = self._connection.peer.slot
+        last.is_metered = guard.quotas.concern(admission.who) or (slot is not None and bool(slot.name))
         last.admission, last.is_admitted = admission, True
         return True
 
@@ -652,7 +652,7 @@ class Http1:
         head = wire.answer_head(answer, request_id, chunks=chunks, close=not keep)
         if connection.state is not State.LEAVING:
             connection.state = State.SENDING
-        connection.pace.restart()
+        connection.minimum_rate.restart()
         if isinstance(answer.body, bytes):
             await connection.send_all(head, answer.body)
             return

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from broker.config.sections import HttpConfig
-    from broker.http.budgets import AnswerRoom, BodyBudget, Reservation
+    from broker.http.budgets import AnswerReservation, BodyBudget, Reservation
     from broker.http.origin_check import OriginCheck
     from broker.security.guard import Guard
     from plainsong.protocol.codec.json_values import Kind
@@ -99,7 +99,7 @@ class Request:
     """The client's ``X-Request-Id``, or a generated one."""
     waited_ms: int = 0
     """Milliseconds of the requested wait that are already over, spent at an instance that could not answer."""
-    room: AnswerRoom | None = None
+    room: AnswerReservation | None = None
     """The memory reservation of the answer until it is sent; None if it is not counted."""
     who: Identity = ANONYMOUS
     """The authenticated sender; ``anonymous`` while authentication is off."""

@@ -21,7 +21,7 @@ from werkzeug.routing import BaseConverter
 from broker.config.sections import HttpConfig
 from broker.http.acceptance import Acceptance
 from broker.http.budgets import BodyBudget
-from broker.http.gate import PASSAGE, Passage
+from broker.http.gate import EXCHANGE, Exchange
 from broker.http.handlers import answer_of, answer_reader
 from broker.http.messages import Answer, Request, answer_for, status_of
 from broker.http.wire import admitted, answer_to, compress, may_be_refused, respond
@@ -150,7 +150,7 @@ def _view(
 
     async def view(**path: str) -> Response:
         begun_s = perf_counter()
-        through = passage()
+        through = exchange()
         accounting.access.begin(through.request_id)
         try:
             through.enter(route, path)
@@ -175,7 +175,7 @@ def _view(
     return view
 
 
-def _asked(through: Passage, path: Mapping[str, str]) -> Request:
+def _asked(through: Exchange, path: Mapping[str, str]) -> Request:
     """Return the current request, without its body."""
     query = request.query_string.decode("latin-1")
     admission = through.admission
@@ -192,7 +192,7 @@ def _asked(through: Passage, path: Mapping[str, str]) -> Request:
 
 
 async def _answered(
-    answer: Callable[[Request], Awaitable[Answer]], asked: Request, through: Passage, *, reads_only: bool
+    answer: Callable[[Request], Awaitable[Answer]], asked: Request, through: Exchange, *, reads_only: bool
 ) -> Answer:
     if reads_only:
         return await answer_reader(answer, asked, through.reservation, through.sending_end)
@@ -201,7 +201,7 @@ async def _answered(
 
 async def _read_small(max_bytes: int) -> bytes:
     """Return the body as sent. Raises BodyTooLarge as soon as it is known to exceed ``max_bytes``."""
-    through = passage()
+    through = exchange()
     announced = through.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
@@ -230,22 +230,22 @@ def _options(allowed: set[str]) -> Callable[..., Awaitable[Response]]:
 def _count_unknown(app: Application, accounting: Accounting) -> None:
     async def counted(response: Response) -> Response:
         if request.url_rule is None:
-            seconds = trio.current_time() - passage().started
+            seconds = trio.current_time() - exchange().started
             accounting.requested(UNKNOWN_ROUTE, response.status_code, seconds)
         return response
 
     app.after_request(counted)
 
 
-def passage() -> Passage:
+def exchange() -> Exchange:
     """Return the current request's state in the gate: its id, its joined headers, its reservations."""
     return _passage_of(request.scope)
 
 
-def _passage_of(scope: Any) -> Passage:
-    found = scope.get("extensions", {}).get(PASSAGE)
+def _passage_of(scope: Any) -> Exchange:
+    found = scope.get("extensions", {}).get(EXCHANGE)
     return (
-        found if found is not None else Passage(scope, BodyBudget(1 << 62), HttpConfig())
+        found if found is not None else Exchange(scope, BodyBudget(1 << 62), HttpConfig())
     )  # an application without a server
 
 
@@ -254,7 +254,7 @@ def hot_view(endpoint: Endpoint, settings: HttpConfig, acceptance: Acceptance) -
     route, handler = endpoint
 
     async def view(**path: str) -> Response:
-        through = passage()
+        through = exchange()
         try:
             through.enter(route, path)
         except PlainsongError as error:
@@ -300,7 +300,7 @@ def install_errors(app: Quart, settings: HttpConfig) -> None:
         allow = getattr(error, "valid_methods", None) or ()
         if isinstance(error, HTTPException):
             return as_response(answer_for(_plain(error), allow=allow))
-        return as_response(answer_to(error, passage().request_id))
+        return as_response(answer_to(error, exchange().request_id))
 
     async def compressed(response: Response) -> Response:
         if (
@@ -310,7 +310,7 @@ def install_errors(app: Quart, settings: HttpConfig) -> None:
             and response.status_code != 304
         ):
             answer = Answer(response.status_code, await response.get_data(as_text=False))
-            await compress(answer, passage().headers.get("accept-encoding"), settings.gzip_min_bytes)
+            await compress(answer, exchange().headers.get("accept-encoding"), settings.gzip_min_bytes)
             for name, value in answer.headers:
                 response.headers[name] = value
             response.set_data(answer.body)  # type: ignore[arg-type]

@@ -23,13 +23,13 @@ import trio
 from trio.lowlevel import wait_readable
 
 from broker.http.deadlines import Deadlines
-from storage.loop import Bell
+from storage.loop import Waker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from typing import NoReturn
 
-    from actors.mailbox import Turns
+    from actors.mailbox import RunQueue
 
 log = logging.getLogger("plainsong.http")
 _RINGS = select.EPOLLIN | select.EPOLLET
@@ -106,7 +106,7 @@ class _ReadyTasks(trio.abc.Instrument):
 
 @asynccontextmanager
 async def open_reactor(
-    keep_alive_s: float, turns: Turns | None = None, bell: Bell | None = None
+    keep_alive_s: float, turns: RunQueue | None = None, waker: Waker | None = None
 ) -> AsyncIterator[Reactor]:
     """Run a reactor for the connections of all listeners, so that their requests share turns and commits.
 
@@ -115,11 +115,11 @@ async def open_reactor(
       turns: the run queue of the actors that handlers ask without a task; None: there are no such handlers.
       bell: see ``Reactor``.
     """
-    reactor = Reactor(keep_alive_s, bell)
+    reactor = Reactor(keep_alive_s, waker)
     if turns is not None:
-        turns.attach(reactor.take_in, reactor.wake)
-        reactor.takes_in = turns.begin
-        reactor.took_in = turns.run_due
+        turns.attach(reactor.read_sockets, reactor.wake)
+        reactor.before_reading = turns.begin
+        reactor.after_reading = turns.run_due
         reactor.ended = turns.detach
         reactor.may_spin = lambda: turns.may_spin
     try:
@@ -137,16 +137,16 @@ async def open_reactor(
 class Reactor:
     """Waits for the sockets of all its members. Keep ``run`` running, and that of its deadlines."""
 
-    def __init__(self, keep_alive_s: float, bell: Bell | None = None) -> None:
+    def __init__(self, keep_alive_s: float, waker: Waker | None = None) -> None:
         """Create it in the event loop that runs it; ``close`` frees it.
 
         Args:
-          bell: the store's; registered while the reactor runs, only so that its ring wakes the event loop.
+          waker: the store's; registered while the reactor runs, so that it wakes the event loop.
         """
-        self._store_bell = bell
+        self._store_waker = waker
         #: Called before and after the requests of each turn of the loop are read.
-        self.takes_in: Callable[[], None] = lambda: None
-        self.took_in: Callable[[], None] = lambda: None
+        self.before_reading: Callable[[], None] = lambda: None
+        self.after_reading: Callable[[], None] = lambda: None
         #: Called when ``run`` ends.
         self.ended: Callable[[], None] = lambda: None
         #: Returns True if spinning takes no time from other threads.
@@ -160,8 +160,8 @@ class Reactor:
         self._ready = _ReadyTasks()
         self._epoll = select.epoll()
         #: Wakes the reactor's task for other reasons than a socket.
-        self._bell = Bell()
-        self._epoll.register(self._bell, _RINGS)
+        self._waker = Waker()
+        self._epoll.register(self._waker, _RINGS)
         self._members: dict[int, Member] = {}
         self._again: deque[Member] = deque()
         #: Members that wait for a request for ``keep_alive_s`` at most, and those whose request's body is incomplete.
@@ -170,7 +170,7 @@ class Reactor:
 
     def close(self) -> None:
         self._epoll.close()
-        self._bell.close()
+        self._waker.close()
 
     def add(self, sock: Socket, member: Member) -> None:
         """Notify ``member`` of events of ``sock`` from now on, and of those that are already there."""
@@ -188,12 +188,12 @@ class Reactor:
     def again(self, member: Member) -> None:
         """Call ``readable`` soon, without an edge: there may be more to read."""
         if not self._again:
-            self._bell.ring()
+            self._waker.wake()
         self._again.append(member)
 
     def wake(self) -> None:
-        """Make the next turn of the event loop read all sockets, and call ``took_in``."""
-        self._bell.ring()
+        """Make the next turn of the event loop read all sockets, and call ``after_reading``."""
+        self._waker.wake()
 
     async def run(self) -> NoReturn:
         """Serve the sockets until cancelled."""
@@ -203,9 +203,9 @@ class Reactor:
                 began_s = perf_counter()
                 client = self._client
                 self._told = 0
-                self.takes_in()
-                self.take_in()
-                self.took_in()
+                self.before_reading()
+                self.read_sockets()
+                self.after_reading()
                 if self._told == 1 and self._client == client and began_s - self._ended_s < QUICK_S:
                     self._quick_turns += 1
                     self._ready.watch()
@@ -233,36 +233,36 @@ class Reactor:
                 self._quick_turns = 0
                 break
             self._told = 0
-            self.takes_in()
+            self.before_reading()
             self._notify_all(found)
-            self.took_in()
+            self.after_reading()
             if self._told != 1 or self._client != client or perf_counter() > until_s:
                 break
         if self._again:
-            self._bell.ring()  # its last edge may have been taken just now
+            self._waker.wake()  # its last edge may have been taken just now
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:
-        bell = self._store_bell
-        if bell is not None:
-            self._epoll.register(bell, _RINGS)
-            bell.is_heard = True
+        waker = self._store_waker
+        if waker is not None:
+            self._epoll.register(waker, _RINGS)
+            waker.is_watched = True
         try:
             yield
         finally:
             self._ready.leave()
-            if bell is not None:
-                bell.is_heard = False
-                self._epoll.unregister(bell)
+            if waker is not None:
+                waker.is_watched = False
+                self._epoll.unregister(waker)
             self.ended()
 
-    def take_in(self) -> None:
+    def read_sockets(self) -> None:
         """Serve everything that has arrived, without waiting."""
         for _ in range(len(self._again)):
             self._tell(self._again.popleft(), 0)
         self._notify_all(self._epoll.poll(0, MAX_READY))
         if self._again:
-            self._bell.ring()  # its last edge may have been taken just now
+            self._waker.wake()  # its last edge may have been taken just now
 
     def _notify_all(self, found: Sequence[tuple[int, int]]) -> None:
         members = self._members

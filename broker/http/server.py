@@ -246,8 +246,8 @@ class _Server:
         except Exception:
             log.exception("a connection failed")
         finally:
-            if peer.seat is not None:
-                self._parts.guard.quotas.disconnect(peer.seat)
+            if peer.slot is not None:
+                self._parts.guard.quotas.disconnect(peer.slot)
             sock.close()
             self._open -= 1
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from broker.http.budgets import FREE_BYTES, SMALL_BYTES, AnswerRoom
+from broker.http.budgets import FREE_BYTES, SMALL_BYTES, AnswerReservation
 from broker.http.handlers import answer_of
 from broker.http.messages import BodyPieces, answer_for, only_plain
 from plainsong.protocol.errors import Internal, MalformedBody, Overloaded, PlainsongError
@@ -177,7 +177,7 @@ def may_be_refused(answer: Answer) -> bool:
     return not (isinstance(answer.body, bytes) and len(answer.body) <= SMALL_BYTES)
 
 
-async def admitted(answer: Answer, room: AnswerRoom, *, only_looks: bool) -> Answer:
+async def admitted(answer: Answer, room: AnswerReservation, *, only_looks: bool) -> Answer:
     """Return ``answer`` with its body accounted for in ``room``, or the refusal if there is no room.
 
     Args:

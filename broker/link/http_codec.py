@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from actors.ownership import Instance
-    from broker.http.budgets import AnswerRoom
+    from broker.http.budgets import AnswerReservation
     from broker.http.messages import BodyStream, Handler
     from broker.link.server import Call, PendingReply
 
@@ -80,7 +80,7 @@ def decode_identity(value: list[Any] | None) -> Identity:
     return Identity(name, via, credential, tuple(groups), expires_ms)
 
 
-def encode_answer(answer: Answer, room: AnswerRoom | None = None) -> Reply:
+def encode_answer(answer: Answer, room: AnswerReservation | None = None) -> Reply:
     """Encode an answer, whole or as a stream with its length if known; ``room`` is released once it is sent."""
     length = len(answer.body) if isinstance(answer.body, bytes) else answer.length
     headers = [list(each) for each in answer.headers]
@@ -90,7 +90,7 @@ def encode_answer(answer: Answer, room: AnswerRoom | None = None) -> Reply:
 def answer_request(
     handler: Handler,
     request: Request,
-    room: AnswerRoom,
+    room: AnswerReservation,
     call: Call,
     reply: PendingReply,
     *,
@@ -126,7 +126,7 @@ def answer_request(
     handler(request, answered)
 
 
-def _is_short(answer: Answer, room: AnswerRoom, *, only_looks: bool) -> bool:
+def _is_short(answer: Answer, room: AnswerReservation, *, only_looks: bool) -> bool:
     """True if an answer is whole, fits one frame and need not wait for room."""
     if not isinstance(answer.body, bytes) or len(answer.body) > INLINE_BYTES:
         return False
@@ -135,7 +135,7 @@ def _is_short(answer: Answer, room: AnswerRoom, *, only_looks: bool) -> bool:
 
 
 async def _encoded(
-    answer: Answer, room: AnswerRoom, refused: Callable[[Exception], Reply | Exception], *, only_looks: bool
+    answer: Answer, room: AnswerReservation, refused: Callable[[Exception], Reply | Exception], *, only_looks: bool
 ) -> Reply:
     """Account for an answer in ``room``, start its stream, and encode it; ``room`` is released if that fails."""
     try:
@@ -171,7 +171,7 @@ async def decode_answer(reply: Reply, owner: Instance | None) -> Answer:
     return Answer(status, body, content_type, decoded, None if isinstance(body, bytes) else length)
 
 
-def encode_page(page: Page, room: AnswerRoom | None = None) -> Reply:
+def encode_page(page: Page, room: AnswerReservation | None = None) -> Reply:
     """Encode a page; its messages are the body."""
     sizes = [len(part) for part in page.parts]
     is_short = sum(sizes) <= INLINE_BYTES
@@ -212,7 +212,7 @@ COLLECTED_BYTES = 1 << 20
 class BudgetedBody:
     """A body in pieces, or a stream; ``room`` is released when it has been sent. A ``BodyStream``."""
 
-    def __init__(self, body: bytes | BodyStream, room: AnswerRoom | None) -> None:
+    def __init__(self, body: bytes | BodyStream, room: AnswerReservation | None) -> None:
         self._whole = body if isinstance(body, bytes) else b""
         self._sent = 0
         self._stream = None if isinstance(body, bytes) else body
@@ -243,7 +243,7 @@ class BudgetedBody:
                 self._room.release()
 
 
-def budgeted(body: bytes | BodyStream, room: AnswerRoom | None) -> bytes | BodyStream:
+def budgeted(body: bytes | BodyStream, room: AnswerReservation | None) -> bytes | BodyStream:
     """Return ``body`` unchanged if it is short, else as a stream that releases ``room`` at its end."""
     if isinstance(body, bytes) and len(body) <= INLINE_BYTES:
         if room is not None:

@@ -395,7 +395,7 @@ class Guard:
         try:
             self.authorize(admission, route, path)
             if self.required:
-                self.quotas.connect(admission.who, peer.seat)
+                self.quotas.connect(admission.who, peer.slot)
                 self.quotas.enter(admission.who, route.name, path.get("namespace", ""), path.get("topic", ""), length)
         except PlainsongError as error:
             self.refused(RefusedRequest(error, admission.who, peer, target_of(path), request_id))
@@ -416,7 +416,7 @@ class Guard:
         False: call ``enter``, which may refuse it; nothing was charged, and no refusal was counted.
         """
         namespace, topic = path.get("namespace", ""), path.get("topic", "")
-        return self.quotas.allow(admission.who, peer.seat, route.name, namespace, topic, length, takes=takes)
+        return self.quotas.allow(admission.who, peer.slot, route.name, namespace, topic, length, takes=takes)
 
     def refused(self, refusal: RefusedRequest) -> None:
         """Record a request that was refused because of its client."""

@@ -23,7 +23,7 @@ class UnixPeer(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class ConnectionSlot:
     """A connection's place in the connection quota of a name."""
 
     name: str = ""
@@ -41,7 +41,7 @@ class Peer:
     """The client's certificate (DER), verified against ``tls.client_ca``."""
     unix: UnixPeer | None = None
     """None if this is not a Unix socket."""
-    seat: Seat | None = field(default=None, compare=False, repr=False)
+    slot: ConnectionSlot | None = field(default=None, compare=False, repr=False)
     """None if the connection is not one of this process."""
 
     @property
@@ -58,9 +58,9 @@ def peer_of(connection: socket.socket | trio.socket.SocketType) -> Peer:
     """Return the other end of a connected socket, before any TLS."""
     if connection.family == socket.AF_UNIX:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return Peer("unix", unix=UnixPeer(*_CREDENTIALS.unpack(credentials)), seat=Seat())
+        return Peer("unix", unix=UnixPeer(*_CREDENTIALS.unpack(credentials)), slot=ConnectionSlot())
     try:
         host, port = connection.getpeername()[:2]
     except OSError:  # it has closed the connection already
         return NO_PEER
-    return Peer(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", seat=Seat())
+    return Peer(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", slot=ConnectionSlot())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from broker.security.grants import GrantTable, Quota
     from broker.security.identity import Identity
-    from broker.security.peer import Seat
+    from broker.security.peer import ConnectionSlot
 
 #: Buckets that are kept; beyond, full ones are dropped.
 MAX_BUCKETS = 100_000
@@ -132,7 +132,15 @@ class Quotas:
             bucket.level -= cost
 
     def allow(
-        self, who: Identity, seat: Seat | None, route: str, namespace: str, topic: str, length: int, *, takes: bool
+        self,
+        who: Identity,
+        slot: ConnectionSlot | None,
+        route: str,
+        namespace: str,
+        topic: str,
+        length: int,
+        *,
+        takes: bool,
     ) -> bool:
         """True if ``connect`` and ``enter`` would admit a request on a connection that is already counted.
 
@@ -142,8 +150,8 @@ class Quotas:
           takes: charge the cost of an admitted request.
         """
         if self._table is None:
-            return seat is None or not seat.name
-        if seat is not None and seat.name != ("" if self._most(who, "connections") is None else who.name):
+            return slot is None or not slot.name
+        if slot is not None and slot.name != ("" if self._most(who, "connections") is None else who.name):
             return False
         costs, lacking = self._costs(who, route, namespace, topic, length)
         if lacking is not None:
@@ -213,30 +221,30 @@ class Quotas:
 
     # --- counts -----------------------------------------------------------------------------------
 
-    def connect(self, who: Identity, seat: Seat | None) -> None:
+    def connect(self, who: Identity, slot: ConnectionSlot | None) -> None:
         """Count a connection for the name that uses it, until ``disconnect``, or until another name uses it.
 
         Raises:
           QuotaExceeded: the name is at its limit; close the connection.
         """
-        if seat is None:
+        if slot is None:
             return
         most = self._most(who, "connections")
-        if seat.name and (most is None or seat.name != who.name):
-            self.disconnect(seat)
-        if most is None or seat.name:
+        if slot.name and (most is None or slot.name != who.name):
+            self.disconnect(slot)
+        if most is None or slot.name:
             return
         place = _Place("connections", who.name)
         if self._counts.get(place, 0) >= most:
             raise self._too_many("connections", most)
         self._count(place)
-        seat.name = who.name
+        slot.name = who.name
 
-    def disconnect(self, seat: Seat) -> None:
+    def disconnect(self, slot: ConnectionSlot) -> None:
         """Stop counting the connection. Idempotent."""
-        if seat.name:
-            self._discount([_Place("connections", seat.name)])
-            seat.name = ""
+        if slot.name:
+            self._discount([_Place("connections", slot.name)])
+            slot.name = ""
 
     def park(self, who: Identity, namespace: str, topic: str) -> Callable[[], None]:
         """Count a waiting poll; return the function that ends it, once. Raises QuotaExceeded."""

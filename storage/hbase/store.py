@@ -73,7 +73,7 @@ class LiveView:
 class HBaseStore(SpawnsWrites):
     """``storage.base.Store`` on three tables of HBase, which other instances may share."""
 
-    bell = None
+    waker = None
     #: Unknown, because other instances create and delete topics too.
     topics_number = None
 

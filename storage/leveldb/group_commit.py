@@ -36,7 +36,7 @@ from plainsong.protocol.effects import Delete, Put, Table
 from storage.base import StoreConflict, StoreError
 from storage.leveldb import threads
 from storage.leveldb.operations import PendingWrite
-from storage.loop import Bell
+from storage.loop import Waker
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class GroupCommit(trio.abc.Instrument):
         self._slow_factor, _ = SLOW_FACTORS
         self._quick_calls = QUICK_CALLS
         self._loop = trio.lowlevel.current_trio_token()
-        self.bell = Bell()
+        self.waker = Waker()
         trio.lowlevel.add_instrument(self)
         #: True if the event loop sleeps in the kernel, or is about to.
         self.is_asleep = True
@@ -240,7 +240,7 @@ class GroupCommit(trio.abc.Instrument):
             self._deliver()
             with suppress(KeyError):
                 trio.lowlevel.remove_instrument(self)
-            self.bell.close()
+            self.waker.close()
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -320,8 +320,8 @@ class GroupCommit(trio.abc.Instrument):
                 self._loop.run_sync_soon(_raise, bug)
 
     def _wake(self) -> None:
-        if self.bell.is_heard:
-            self.bell.ring()
+        if self.waker.is_watched:
+            self.waker.wake()
         else:
             self._loop.run_sync_soon(self._deliver, idempotent=True)
 

@@ -90,7 +90,7 @@ class LevelDBStore:
         self._group_commit = GroupCommit(
             self._write_group, is_hot=self._is_hot, max_inline_s=options.settings.inline_commit_s
         )
-        self.bell = self._group_commit.bell
+        self.waker = self._group_commit.waker
         #: See ``Store.gather_writes`` and ``Store.write_gathered``.
         self.gather_writes, self.write_gathered = self._group_commit.gather, self._group_commit.write_gathered
         self._readers = trio.CapacityLimiter(options.max_readers)

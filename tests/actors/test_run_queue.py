@@ -9,7 +9,7 @@ import trio
 from actors_in_process import NAME, actors
 from trio.testing import wait_all_tasks_blocked
 
-from actors.mailbox import Turns
+from actors.mailbox import RunQueue
 from actors.settings import CommitConfig
 from plainsong.protocol.errors import OutcomeUnknown, ShuttingDown, StorageFailed, TopicNotFound
 from plainsong.protocol.ids import FIRST_BOUND
@@ -71,7 +71,7 @@ async def background():
     async with actors(store=store) as around:
         await around.create()
         store.keeps = True
-        turns = around.directory.environment.turns
+        turns = around.directory.environment.run_queue
         turns.attach(lambda: None, soon(turns))
         answers = []
 
@@ -284,9 +284,9 @@ class InlineStore(BackgroundStore):
 async def inline(topics=1, **more):
     """Like ``background``, with a store that writes inline, and turns attached to it."""
     store = InlineStore()
-    turns = Turns(store)
+    turns = RunQueue(store)
     names = [NAME, *(NAME._replace(topic=f"other-{number}") for number in range(1, topics))]
-    async with actors(store=store, turns=turns, **more) as around:
+    async with actors(store=store, run_queue=turns, **more) as around:
         answers = []
 
         def bring(payload, topic=0):

@@ -184,7 +184,7 @@ async def _in_process(config, store, clock, listener):
 
             async def serve(task_status):
                 nonlocal reactor
-                async with open_reactor(settings.keep_alive_s, service.directory.environment.turns) as reactor:
+                async with open_reactor(settings.keep_alive_s, service.directory.environment.run_queue) as reactor:
                     await serve_http(
                         settings,
                         service.endpoints if listener == "hot" else (),

@@ -10,7 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from broker.api.messages.poll import FIRST_BYTES, TIMES, bytes_within, hold_gathered, read_within
 from broker.config.sections import HttpConfig
-from broker.http.budgets import LAST_PART, SHARE, SMALL_BYTES, YIELD_S, AnswerBudget, Pace
+from broker.http.budgets import LAST_PART, SHARE, SMALL_BYTES, YIELD_S, AnswerBudget, MinimumRate
 from broker.http.messages import Answer
 from broker.http.wire import admitted
 from plainsong.protocol.errors import Overloaded
@@ -265,18 +265,18 @@ async def test_a_reader_stalled_since_a_request_arrived_is_cut_for_it(autojump_c
 
 
 def test_an_answer_may_wait_for_its_reader_for_half_a_minute_and_a_second_for_each_16_kib_taken() -> None:
-    pace = Pace(HttpConfig())
-    assert pace.left_s() == 30.0
-    pace.waited(25.0, 0)
-    assert pace.left_s() == 5.0
-    pace.waited(2.0, 160 << 10)
-    assert pace.left_s() == 13.0
-    pace.waited(1.0, 16 * MIB)
-    assert pace.left_s() == 30.0
-    pace.waited(1100.0, 0)
-    assert pace.left_s() < 0.0
-    pace.restart()
-    assert pace.left_s() == 30.0
+    minimum_rate = MinimumRate(HttpConfig())
+    assert minimum_rate.left_s() == 30.0
+    minimum_rate.waited(25.0, 0)
+    assert minimum_rate.left_s() == 5.0
+    minimum_rate.waited(2.0, 160 << 10)
+    assert minimum_rate.left_s() == 13.0
+    minimum_rate.waited(1.0, 16 * MIB)
+    assert minimum_rate.left_s() == 30.0
+    minimum_rate.waited(1100.0, 0)
+    assert minimum_rate.left_s() < 0.0
+    minimum_rate.restart()
+    assert minimum_rate.left_s() == 30.0
 
 
 async def test_an_abandoned_wait_leaves_nothing() -> None:

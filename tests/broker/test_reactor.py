@@ -15,7 +15,7 @@ import trio.testing
 from listeners import SETTINGS, Reader, post
 from quart_trio import QuartTrio
 
-from actors.mailbox import Turns
+from actors.mailbox import RunQueue
 from broker.api.routes import ROUTES
 from broker.http import reactor as reactor_module
 from broker.http.budgets import FREE_BYTES, AnswerBudget, BodyBudget
@@ -49,7 +49,7 @@ class Started:
     ended: trio.Event = field(default_factory=trio.Event)
     waiting: list = field(default_factory=list)
     mail: list = field(default_factory=list)
-    turns: Turns = field(default_factory=Turns)
+    turns: RunQueue = field(default_factory=RunQueue)
     by_task: int = 0
     tasks: RequestTasks | None = None
 
@@ -424,7 +424,7 @@ async def test_commits_wake_the_loop_by_the_bell_while_a_server_runs_and_by_trio
 
         for _ in range(2):
             assert sum([await commit() for _ in range(20)]) > 0  # not each: one may end before the loop sleeps
-            reactor = Reactor(keep_alive_s=1000, bell=store.bell)
+            reactor = Reactor(keep_alive_s=1000, waker=store.waker)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(reactor.run)
                 await trio.testing.wait_all_tasks_blocked()
@@ -637,14 +637,14 @@ async def test_a_member_due_for_another_call_is_called_without_other_events(monk
     async with conversing(monkeypatch) as (reactor, talker, _):
         over, calls = trio.Event(), []
 
-        def took_in():
+        def after_reading():
             """Answer the last request, after which the client has pipelined more."""
             if talker.served == served and not calls:
                 calls.append(1)
                 talker.readable = lambda events=0: over.set()
                 reactor.again(talker)
 
-        reactor.took_in = took_in
+        reactor.after_reading = after_reading
         talker.then = lambda: talker.ask() if talker.served < served else None
         talker.ask()
         with trio.fail_after(PATIENCE_S):

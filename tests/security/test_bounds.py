@@ -13,7 +13,7 @@ from broker.security import quotas
 from broker.security.grants import parse_grants
 from broker.security.guard import Guard, Hold
 from broker.security.identity import Identity
-from broker.security.peer import Peer, Seat
+from broker.security.peer import ConnectionSlot, Peer
 from broker.security.peer_names import certificate_identity
 from broker.security.quotas import Quotas
 from broker.security.rights import MAX_REMEMBERED
@@ -85,24 +85,24 @@ def test_buckets_are_bounded_whatever_names_and_topics_are_requested(same, monke
 
 def test_ended_connections_and_polls_are_no_longer_counted():
     made = guard_of().quotas
-    seats, parked, refused = [], [], 0
+    slots, parked, refused = [], [], 0
     for number in range(200):
         who = somebody(number % 50)  # each name connects four times, and may have three connections
-        seat = Seat()
+        slot = ConnectionSlot()
         try:
-            made.connect(who, seat)
+            made.connect(who, slot)
         except QuotaExceeded:
             refused += 1
-        seats.append(seat)
+        slots.append(slot)
         try:
             parked.append(made.park(who, "ns", f"t{number % 50}"))
         except QuotaExceeded:
             refused += 1
     assert refused == 100
     assert len(made._counts) == 150  # fifty names' connections and polls, and fifty topics' polls
-    for seat in seats:
-        made.disconnect(seat)
-        made.disconnect(seat)
+    for slot in slots:
+        made.disconnect(slot)
+        made.disconnect(slot)
     for ended in parked:
         ended()
         ended()

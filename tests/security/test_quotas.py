@@ -16,7 +16,7 @@ from wsproto.events import AcceptConnection
 from broker.http.gate import CUT, PEER
 from broker.security.grants import parse_grants
 from broker.security.identity import Identity
-from broker.security.peer import Peer, Seat
+from broker.security.peer import ConnectionSlot, Peer
 from broker.security.quotas import MAX_BUCKETS, Quotas
 from plainsong.protocol.errors import QuotaExceeded
 from tests.broker.stream_talk import knock, request
@@ -573,9 +573,9 @@ async def test_a_connection_too_many_over_http_2_is_answered_and_ends(tmp_path):
             await daemon.daemon.asgi(scope, receive, send)
             return sent[0]["status"], cut == [len(sent)]
 
-        first = Peer("10.0.0.1:1", tls=True, seat=Seat())
+        first = Peer("10.0.0.1:1", tls=True, slot=ConnectionSlot())
         assert await asked(first) == (200, False)
         assert await asked(first) == (200, False)
-        assert await asked(Peer("10.0.0.1:2", tls=True, seat=Seat())) == (429, True)
-        daemon.daemon.service.security.guard.quotas.disconnect(first.seat)
-        assert await asked(Peer("10.0.0.1:3", tls=True, seat=Seat())) == (200, False)
+        assert await asked(Peer("10.0.0.1:2", tls=True, slot=ConnectionSlot())) == (429, True)
+        daemon.daemon.service.security.guard.quotas.disconnect(first.slot)
+        assert await asked(Peer("10.0.0.1:3", tls=True, slot=ConnectionSlot())) == (200, False)

@@ -196,7 +196,7 @@ class SimulatedInstance:
                 daemon.cluster.links.dial = self._dial
                 self.network.listening[self.name] = partial(self._accept, nursery, daemon)
             await daemon.start(nursery)
-            turns = daemon.directory.environment.turns
+            turns = daemon.directory.environment.run_queue
 
             async def take_turns() -> None:
                 await trio.lowlevel.checkpoint()

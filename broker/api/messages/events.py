@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 
     from broker.api.messages.poll import Found, Polling
-    from broker.http.budgets import AnswerRoom
+    from broker.http.budgets import AnswerReservation
     from broker.http.messages import Request
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.page import Held, Page
@@ -71,7 +71,7 @@ class EventStreams:
         self.max_streams = max_streams
         self.open = 0
 
-    def answer(self, chunks: AsyncGenerator[bytes, None], room: AnswerRoom | None) -> Answer:
+    def answer(self, chunks: AsyncGenerator[bytes, None], room: AnswerReservation | None) -> Answer:
         """Return an answer that sends these events. Raises Overloaded: there are too many streams."""
         if self.open >= self.max_streams:
             raise Overloaded(f"{self.open} event streams are open", hint="retry later, or poll with waitMs")
@@ -112,7 +112,7 @@ class _Follow:
     payload_base64: bool
     left: int | None
     """Messages until the stream ends; None: it does not."""
-    room: AnswerRoom | None
+    room: AnswerReservation | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from broker.api.messages.readers import NamedReaders
     from broker.authority import Transactions
     from broker.config.sections import PollConfig
-    from broker.http.budgets import AnswerRoom
+    from broker.http.budgets import AnswerReservation
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answered, Request
     from broker.metrics import Rates
@@ -79,7 +79,7 @@ class Reading:
     limit: int
     max_bytes: int
     with_pointers: bool
-    room: AnswerRoom | None
+    room: AnswerReservation | None
 
 
 class Looked(NamedTuple):
@@ -460,7 +460,7 @@ class Polling:
         return await read_within(reading.room, reading.limit, reading.max_bytes, read)
 
     async def _stream(
-        self, name: TopicName, found: Found, limit: int | None, room: AnswerRoom | None
+        self, name: TopicName, found: Found, limit: int | None, room: AnswerReservation | None
     ) -> AsyncGenerator[bytes, None]:
         """Stream a version 1 answer of any length, as of the watermark, view and clock of its start.
 
@@ -680,7 +680,7 @@ FIRST_BYTES = 256 << 10
 
 
 async def read_within(
-    room: AnswerRoom | None, limit: int, max_bytes: int, read: Callable[[int], Awaitable[Page]]
+    room: AnswerReservation | None, limit: int, max_bytes: int, read: Callable[[int], Awaitable[Page]]
 ) -> Page:
     """Read a page of at most ``max_bytes``, and reserve memory for it; it may be shorter than requested.
 
@@ -709,7 +709,7 @@ async def read_within(
         size = await room.take(max(needs, TIMES), max(most, TIMES)) // TIMES
 
 
-async def bytes_within(room: AnswerRoom | None, max_bytes: int) -> int:
+async def bytes_within(room: AnswerReservation | None, max_bytes: int) -> int:
     """Reserve memory for an answer that is gathered from several reads; return its payload bytes, up to ``max_bytes``.
 
     Raises:
@@ -721,7 +721,7 @@ async def bytes_within(room: AnswerRoom | None, max_bytes: int) -> int:
     return await room.take(TIMES * least, TIMES * max_bytes) // TIMES
 
 
-def hold_gathered(room: AnswerRoom | None, payload_bytes: int) -> None:
+def hold_gathered(room: AnswerReservation | None, payload_bytes: int) -> None:
     """Set the reservation to the actual size. Raises Overloaded if a large message exceeds it and no memory is free."""
     if room is not None and not room.has(TIMES * payload_bytes):
         raise room.refusal()

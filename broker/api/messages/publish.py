@@ -69,7 +69,7 @@ A = TypeVar("A")
 _REFUSALS = (PartialDuplicate, ProducerExpired, ProducerFenced, SequenceConsumed, TooManyProducers)
 
 
-class Given(NamedTuple):
+class PublishCall(NamedTuple):
     """A decoded publish."""
 
     name: TopicName
@@ -129,7 +129,7 @@ class Publishing:
         given = await read_publish(request)
         return await answer_of(lambda request, answered: self._publish(request, given, answered), request)
 
-    def _publish(self, request: Request, given: Given, answered: Answered) -> None:
+    def _publish(self, request: Request, given: PublishCall, answered: Answered) -> None:
         name, body = given.name, given.body
         request.messages = len(body.messages)
         write = Prepared(
@@ -375,7 +375,7 @@ def _check_store(request: Request, body: PublishRequest) -> None:
         carry_trace(body, request.headers)
 
 
-async def read_publish(request: Request) -> Given:
+async def read_publish(request: Request) -> PublishCall:
     """Decode and check a publish. Raises PlainsongError: nothing happened."""
     name = request.name
     mode = event_mode(request.headers)
@@ -388,15 +388,15 @@ async def read_publish(request: Request) -> Given:
     )
 
 
-def _given(request: Request, name: TopicName, codec: Codec, body: PublishRequest) -> Given:
+def _given(request: Request, name: TopicName, codec: Codec, body: PublishRequest) -> PublishCall:
     options = apply_publish_query(body, request.query, "ttl", "longs") if request.query else DEFAULT_OPTIONS
     check_publish(body)
     if TRACEPARENT in request.headers:
         carry_trace(body, request.headers)
-    return Given(name, body, len(request.body), codec, options)
+    return PublishCall(name, body, len(request.body), codec, options)
 
 
-def answer_publish(request: Request, given: Given, found: PublishResponse | Receipt) -> Answer:
+def answer_publish(request: Request, given: PublishCall, found: PublishResponse | Receipt) -> Answer:
     """Render the answer to a publish, in the encoding of the request; JSON for events."""
     codec = given.codec
     if isinstance(found, PublishResponse):

@@ -14,7 +14,7 @@ from plainsong.protocol.ids import shown_id, unpack_position
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from actors.set_aside import SetAsides, Stretch
+    from actors.set_aside import SetAsideRange, SetAsides
     from broker.http.messages import Answer, Request
     from plainsong.protocol.answers.messages import ShownMessage
     from plainsong.protocol.records import SetAside
@@ -67,7 +67,7 @@ class SettingAside:
         )
 
 
-def _warnings(found: Stretch) -> list[str]:
+def _warnings(found: SetAsideRange) -> list[str]:
     whole = found.rows - found.damaged
     if whole:
         return [f"{whole} of these rows are intact: readers lose them too"]

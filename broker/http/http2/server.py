@@ -18,7 +18,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from broker.http.budgets import Pace
+from broker.http.budgets import MinimumRate
 from broker.http.connection import BRIEF_LINGER_S
 from broker.http.floods import CountedWarning
 from broker.http.gate import AT_ONCE_S, CUT, PEER, SENDING_END
@@ -86,7 +86,7 @@ class Http2Connection:
         self._stream = stream
         self._peer = peer
         #: For the readers of all streams together.
-        self._pace = Pace(server.settings)
+        self._minimum_rate = MinimumRate(server.settings)
         self._send_lock = trio.Lock()
         self._life = trio.CancelScope()
         self._sending: trio.CancelScope | None = None
@@ -202,7 +202,7 @@ class Http2Connection:
             await self._protocol.handle(Closed())
         elif isinstance(event, Updated):
             self._idle = event.idle
-            self._pace.restart()
+            self._minimum_rate.restart()
             if event.idle:
                 self._answered.set()
             else:
@@ -219,7 +219,7 @@ class Http2Connection:
             async with self._send_lock:
                 while rest and not self._cut:
                     begun_s = trio.current_time()
-                    with trio.CancelScope(deadline=begun_s + self._pace.left_s()) as self._sending:
+                    with trio.CancelScope(deadline=begun_s + self._minimum_rate.left_s()) as self._sending:
                         try:
                             await self._stream.send_all(rest[:SEND_BYTES])
                         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -228,7 +228,7 @@ class Http2Connection:
                         return False
                     waited_s = trio.current_time() - begun_s
                     if waited_s > AT_ONCE_S:
-                        self._pace.waited(waited_s, min(len(rest), SEND_BYTES))
+                        self._minimum_rate.waited(waited_s, min(len(rest), SEND_BYTES))
                     rest = rest[SEND_BYTES:]
         return not rest
 

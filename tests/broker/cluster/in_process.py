@@ -183,7 +183,7 @@ class Nodes(dict):
             service = node.service = await assemble(config, node.store, Metrics("0"), actors, ownership=node.view)
             await service.start(actors)
             budget = BodyBudget(config.http.max_inflight_bytes, service.answers)
-            turns = service.directory.environment.turns
+            turns = service.directory.environment.run_queue
             async with open_reactor(config.http.keep_alive_s, turns) as reactor, trio.open_nursery() as servers:
                 (node.address,) = await servers.start(serve, service, budget, reactor, node.stop)
                 self.addresses[node.name] = node.address
