@@ -68,7 +68,7 @@ class HeldObjects(MemoryObjects):
 
 @asynccontextmanager
 async def opened(directory, objects, *, timeout_s=PATIENCE_S):
-    """Yield a store, its copy, and the scope of its process, once everything counts."""
+    """Yield a store, and the nursery that runs its copy, once the store accepts writes."""
     outbox = CountingOutbox(max_bytes=1 << 30, timeout_s=timeout_s)
     async with await CountedStore.open(directory, TINY, shipper=outbox) as store:
         copy = SecondCopy(objects, store, outbox, directory, EAGER, lambda: 1_000_000)
@@ -87,7 +87,7 @@ def objects():
 
 
 class Writing:
-    """Writes in tasks of their own, and their outcomes."""
+    """Runs each write in a separate task, and records its outcome."""
 
     def __init__(self, store, nursery):
         self.store, self._nursery = store, nursery
@@ -98,7 +98,7 @@ class Writing:
 
     async def _write(self, number, rows):
         try:
-            # The claim of the counted store would wait for the writes under way.
+            # ``CountedStore.claim`` would wait for the writes in progress.
             claim = await LevelDBStore.claim(self.store, NAME)
             self.done[number] = await self.store.write([message(number), *rows], claim=claim)
         except Exception as error:  # noqa: BLE001  # it is the outcome
@@ -106,7 +106,7 @@ class Writing:
 
 
 async def idle():
-    """Return once no task can go on without the object store, as far as a loop with threads can tell."""
+    """Return once no task can continue without the object store, as far as a loop with threads can detect."""
     for _ in range(3):
         await trio.testing.wait_all_tasks_blocked(0.02)
 
@@ -227,7 +227,7 @@ async def test_a_commit_is_looked_at_again_once_its_changes_in_sealed_volumes_ar
         looks, look = [], store._outbox.on_full
         store._outbox.on_full = lambda: (looks.append(len(store._outbox.answers._waiting)), look())
         await store.discard(MESSAGE, [key(1)])
-        assert len(looks) == 2  # when it was handed over, and when it was done
+        assert len(looks) == 2  # when it was queued, and when it completed
 
 
 async def test_nothing_is_acknowledged_before_the_first_base_is_complete(tmp_path, objects):
@@ -295,7 +295,7 @@ async def test_everything_acknowledged_is_in_the_copy_whatever_answers_are_lost_
             enough = random.randrange(1, len(writing.done) + 2)
             await until(lambda writing=writing, enough=enough: len(writing.done) >= enough)
             acknowledged |= {each for each, outcome in writing.done.items() if outcome is None}
-            nursery.cancel_scope.cancel()  # what is under way may still arrive
+            nursery.cancel_scope.cancel()  # requests in progress may still arrive
         async with await LevelDBStore.open(tmp_path / f"new-{life}") as new:
             await replay(objects, new)
             found = await rows_of(new)
@@ -332,7 +332,7 @@ async def test_a_sync_that_fails_after_its_commit_was_sent_ends_the_process_and_
     try:
         async with opened(tmp_path / "data", objects) as (store, nursery):
             await store.write([message(0)], claim=None)
-            copied_at_once(tmp_path / "data", tmp_path / "cut")  # what a power cut leaves
+            copied_at_once(tmp_path / "data", tmp_path / "cut")  # the state after a power cut
 
             def finish_sync(syncing):
                 del syncing

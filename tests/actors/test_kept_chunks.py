@@ -49,7 +49,7 @@ async def scans_of(harness, **asked):
     return harness.store.calls["scan"] - before
 
 
-# --- who needs no disk ------------------------------------------------------------------------------
+# --- requests that need no disk ---------------------------------------------------------------------
 
 
 async def test_the_third_request_for_a_page_does_not_touch_the_disk():

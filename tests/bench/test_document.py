@@ -1,4 +1,4 @@
-"""The documents' tables are written from the results of runs, and each has its place."""
+"""The documents' tables are generated from the results of runs, each in one place of its document."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def section_of(name, *rows):
 
 
 def rates(*loads, **peers):
-    """The same rates of these loads."""
+    """A section in which each of these loads has the same rates."""
     return section_of("peers-rates", *(({"load": load}, peers) for load in loads))
 
 
 def waits(load, **peers):
-    """The same rates of each peer's waits, p50; p99 is twice that."""
+    """A section with the p50 of each peer's waits, and a p99 of twice that."""
     return section_of(
         "peers-waits",
         *(({"load": load, "peer": peer}, {"p50 ms": p50, "p99 ms": 2 * p50}) for peer, p50 in peers.items()),

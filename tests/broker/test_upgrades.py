@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.broker.listeners import Listener
 
 BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "application"])
-#: Offers of real clients: the JDK's and curl's way to HTTP/2, a WebSocket, an unknown protocol, and several.
+#: Upgrade offers of real clients: HTTP/2 from the JDK and curl, a WebSocket, an unknown protocol, and several.
 OFFERS = pytest.mark.parametrize(
     "offer",
     [

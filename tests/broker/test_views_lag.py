@@ -1,4 +1,4 @@
-"""The lag of readers: those with a stored position, and those that name themselves in their polls."""
+"""The lag of readers that have a stored position, and of readers that only give their name in polls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/commands.md and the README's shell part: every line runs, every verb, option and exit code is there."""
+"""docs/commands.md and the README's shell part: every line runs; every verb, option and exit code is documented."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 PAGE = DOCUMENTS["docs/commands.md"]
 README = DOCUMENTS["README.md"]
 SENTENCE = "which is `-n demo` here. With a daemon running:"
-#: Exits with 1 if the machine is in bad shape, which does not concern this test.
+#: Exits with 1 if it finds problems on this machine, which this test ignores.
 JUDGES = re.compile(r"plainsong doctor\b")
 #: Runs until it is interrupted.
 ENDLESS = re.compile(r"plainsong (tail (?!.*--limit)|top (?!.*--once))")

@@ -1,4 +1,4 @@
-"""Names that a resolver does not answer: the client's time limits hold nevertheless."""
+"""The client's time limits hold even for names that the resolver does not answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("both_clients")
 STUCK = "http://stuck.test:7420"
 #: A time limit that a test waits out.
 SHORT_S = 0.2
-#: The second: from a loop that was busy past both limits, and notices them at once.
+#: The second text is from a loop that was busy until both limits had passed, and detects both at the same time.
 NOT_CONNECTED = r"stuck\.test was not resolved within|no connection within"
 
 

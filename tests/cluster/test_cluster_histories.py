@@ -42,7 +42,7 @@ async def test_no_anomaly_while_the_clock_of_one_instance_jumps_by_an_hour(hbase
             cluster,
             [nemesis.clock_jumps(nemesis.HOUR_S), nemesis.restart, nemesis.clock_jumps(-nemesis.HOUR_S)],
             SEED + 1,
-            clients=1,  # other requests do not matter to what a clock does to one
+            clients=1,  # a clock's effect on a request does not depend on other requests
         )
     print(report)
     assert report.is_good, str(report)

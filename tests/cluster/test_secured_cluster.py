@@ -22,7 +22,7 @@ from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually, f
 from tests.patience import PATIENCE_S
 from tests.tls_proxy import TlsProxy
 
-#: Enough that each instance owns some: by chance one owns none in 1 of 60 000 runs.
+#: Enough topics that each instance owns some: by chance, one owns none in 1 of 60 000 runs.
 TOPICS = [f"t{number}" for number in range(30)]
 #: Longer than a stall of the machine, which would move topics; also the wait of a test that kills an instance.
 SESSION_TIMEOUT_S = 10
@@ -126,7 +126,7 @@ def topic(name: str, rest: str = "") -> str:
 
 
 def answered(secured: Secured, *asked: Any) -> tuple[int, Any, str]:
-    """Like ``Secured.ask``, repeated while it is 503: on a busy machine an instance may be late or locate an owner."""
+    """Like ``Secured.ask``, repeated while the answer is 503: on a busy machine an instance may be late or locate an owner."""
     return eventually("it is answered", lambda: (found := secured.ask(*asked))[0] != 503 and found)
 
 

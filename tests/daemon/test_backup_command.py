@@ -22,7 +22,7 @@ from tests.daemon.harness import Daemon, DaemonEnded, eventually, run_plainsong
 from tests.daemon.test_copy_command import ended_when
 
 ACCOUNTS = ("a", "b", "c")
-#: Pause between two transfers or publishes: a backup meets hundreds, without two threads that fill a core each.
+#: Pause between two transfers or publishes: hundreds run during a backup, but neither thread saturates a core.
 PAUSE_S = 0.02
 
 
@@ -49,7 +49,7 @@ def restored(folder: Path, to: Path, *words: object) -> Path:
 def filled(tmp_path_factory):
     """A folder with a backup, the deployment in it, and values that were returned after the backup."""
     base = tmp_path_factory.mktemp("kept")
-    # No snapshot of producers may be written between the two backups either: it would be new in the second.
+    # No snapshot of producers may be written between the two backups either: it would be a new object in the second.
     settings = ("retention.interval_s=3600", "deduplication.snapshot_interval_s=3600")
     with Daemon(base / "data", *settings) as daemon, Client(url_of(daemon)) as client:
         told = fill(client)

@@ -26,9 +26,9 @@ from tests.patience import PATIENCE_S
 from tests.storage.disks import make_read_only, small_disk, snapshot
 
 PARKED = 100
-#: For a daemon that would wait for a request.
+#: Makes a daemon that waits for a request exceed ``SOON_S``.
 LONG_DRAIN = "shutdown.drain_s=3600"
-#: Much less than that.
+#: Limit for a stop that waits for nothing: much less than ``LONG_DRAIN``.
 SOON_S = PATIENCE_S
 
 
@@ -104,7 +104,7 @@ async def test_parked_polls_are_answered_and_the_daemon_stops_at_once(daemon, nu
         code = await trio.to_thread.run_sync(running.wait)
     left_s = time.monotonic() - begun
     print(f"left {left_s:.3f} s after the signal")
-    # The polls would wait for a minute, the maximum, counted from before they were seen to be parked.
+    # Each poll would wait for 60 s, the maximum; part of that has passed before all are parked.
     assert (code, left_s < 40) == (0, True)
     assert [(answer.status, answer.body) for answer in answers] == [(200, b"\x00")] * PARKED
 
@@ -254,7 +254,7 @@ def test_the_procfile_starts_it_on_the_port_of_the_environment(tmp_path):
 
 
 def test_a_daemon_killed_while_it_makes_its_directory_can_start_there(daemon, tmp_path):
-    """Killed at later and later moments of its first start."""
+    """It is killed at successively later moments of its first start."""
     whole_s = daemon(forked=False).start_s
     for part in (0.75, 0.95):
         with ExitStack() as stack:

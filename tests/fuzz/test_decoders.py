@@ -149,7 +149,7 @@ def hammer(decoder: Decoder, count: int) -> None:
 
 def _instead(rng: Random) -> bytes:
     if rng.random() < 0.4:
-        # Deep nesting costs most of the time, and a few thousand tries are enough.
+        # Deep nesting takes most of the time, and a few thousand inputs are enough.
         found = rng.choice(AWKWARD)
         return found if len(found) < 1000 or rng.random() < 0.02 else b""
     return rng.randbytes(rng.choice((0, 1, 1, 1, 2, 4)))

@@ -34,7 +34,7 @@ HOLDER += "with locked(Path(sys.argv[1]), 'it'): print('held', flush=True); sys.
 
 
 class Disk(LocalFiles):
-    """A local disk with what leases need, which has no use for them."""
+    """Local files with the operations that leases need, which ``LocalFiles`` lacks since local disks use locks."""
 
     def create(self, path, data):
         at = self._at(path)
@@ -99,7 +99,7 @@ def write_as_of(disk, ago_s, holder="somebody"):
 
 def test_a_lease_is_taken_over_with_a_message_when_its_holder_was_silent_for_long(disk, monkeypatch):
     moment_ms = now_ms()
-    monkeypatch.setattr(locks, "now_ms", lambda: moment_ms)  # or its age would be what this machine takes, too
+    monkeypatch.setattr(locks, "now_ms", lambda: moment_ms)  # otherwise delays of this machine would add to its age
     said = []
     write_as_of(disk, STALE_S - 5)
     with pytest.raises(Busy, match="by somebody"):
@@ -130,7 +130,7 @@ def test_of_two_processes_that_find_the_same_lease_stale_one_takes_it(disk, monk
     write_as_of(disk, STALE_S + 5)
     real, others = disk.create, []
 
-    def create(path, data):  # while this one is about to
+    def create(path, data):  # the other process takes it just before this one
         monkeypatch.setattr(disk, "create", real)
         others.append(take(disk, "l", "it"))
         return real(path, data)
@@ -144,7 +144,7 @@ def test_of_two_processes_that_find_the_same_lease_stale_one_takes_it(disk, monk
 def test_a_process_with_an_old_check_gives_way_to_later_ones(disk, monkeypatch):
     real, others = disk.create, []
 
-    def create(path, data):  # by then another one has been here, gone, and its file was taken away by a third
+    def create(path, data):  # before that, a second process takes and releases it, and a third removes its file
         monkeypatch.setattr(disk, "create", real)
         take(disk, "l", "it").give_back()
         others.append(take(disk, "l", "it"))

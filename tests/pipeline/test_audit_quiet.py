@@ -1,4 +1,4 @@
-"""Quiet topics are no losses, and losses are none the less told: what a run without any message left lets the next one know."""
+"""A quiet topic is not reported as lost messages, and a loss still is: runs without messages leave a note for the next run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tables(at_ms=AT_MS, life=1):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Sets the time, in seconds after the last message that the tables tell of."""
+    """Sets the time, in seconds after the last message in the tables."""
 
     def later(seconds):
         monkeypatch.setattr(quiet_module, "now_ms", lambda: AT_MS + seconds * 1000)

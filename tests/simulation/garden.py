@@ -1,7 +1,7 @@
-"""A topic that is deleted, undeleted and created again: its client, and what may be seen of it.
+"""A topic that is deleted, undeleted and created again: its client, and a model of what readers may see.
 
 One client sends one request at a time. A refused request has not happened; one without an answer may happen at any
-later time, or never. After each answer only the *worlds* remain in which it is possible; if none remains, it is wrong.
+later time, or never. Each answer eliminates the *worlds* in which it is impossible; if none remains, the answer is wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OF_A_LIVING_ONE = (
     *("delete", "delete", "undelete", "create", "store"),
 )
 OF_NONE = ("publish", "read", "delete", "undelete", "undelete", "undelete", "create", "create")
-#: Stop judging above this number of worlds.
+#: Stop checking above this number of worlds.
 MOST_WORLDS = 400
 
 
@@ -83,7 +83,7 @@ class Model:
     worlds: set[World] = field(default_factory=lambda: {World()})
     wrong: list[str] = field(default_factory=list)
     lost: bool = False
-    """There are too many worlds, or none: judging has ended."""
+    """True if there are too many worlds, or none, so that nothing more is checked."""
 
     def begins(self) -> None:
         """Let time pass: requests without an answer may happen."""
@@ -100,11 +100,11 @@ class Model:
         self.lost = self.lost or len(self.worlds) > MOST_WORLDS
 
     def happened(self, verb: str, payloads: tuple[bytes, ...] = ()) -> None:
-        """A request was acknowledged."""
+        """Apply an acknowledged request."""
         self._now((VERBS[verb](world, payloads) for world in self.worlds), f"{verb} is acknowledged")
 
     def unknown(self, verb: str, payloads: tuple[bytes, ...] = ()) -> None:
-        """A request was not answered."""
+        """Add a request without an answer to the pending ones."""
         self.worlds = {replace(world, pending=world.pending | {(verb, payloads)}) for world in self.worlds}
         self.begins()
 
@@ -113,14 +113,14 @@ class Model:
         self._now((world if fits(world) else None for world in self.worlds), what)
 
     def buried(self) -> None:
-        """An answer said that the deleted topic cannot be undeleted."""
+        """Record an answer that the deleted topic cannot be undeleted."""
         self._now(
             (replace(world, buried=True) if world.made and not world.alive else None for world in self.worlds),
             "it cannot be brought back",
         )
 
     def may_come_back(self) -> None:
-        """Some wall clock is within the grace period: a clock set back since may have caused the refusal."""
+        """Allow an undeletion again: some wall clock is within the grace period, and one set back since may have refused."""
         self.worlds = {replace(world, buried=False) for world in self.worlds}
 
     def _now(self, worlds: Iterable[World | None], what: str) -> None:
@@ -195,7 +195,7 @@ class Gardener:
         self.model.happened(verb, payloads)
 
     def _may_be_within_grace(self, since: tuple[int, int]) -> bool:
-        """True if by some wall clock since then the deleted topic may still be undeleted."""
+        """True if the deleted topic may still be undeleted by some wall clock since then."""
         return self._doubted_ms < inf or self.stage.world.between(since)[0] <= self._deleted_ms[1] + GRACE_S * 1000
 
     def _refused(self, code: str) -> None:

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own as processes: created, started on a free port, killed as a whole, started again."""
+"""A private PostgreSQL server: created, started on a free port, killed with all its processes, and restarted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_PREPARED = 64
 #: memory and sockets of a killed process after it has removed its working directory, and a reader of its files under
 #: /proc delays that further. Starting again is PostgreSQL's own advice.
 IN_USE = ("is still in use", "Address already in use")
-#: As much of the log as a failure shows.
+#: Characters of the log that a failure shows at most.
 MOST_LOG_CHARS = 4_000
 
 
@@ -145,7 +145,7 @@ class Postgres:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # signals to the process group of the tests are not for it
+                start_new_session=True,  # signals to the tests' process group must not reach it
                 **self.identity,
             )
 
@@ -164,7 +164,7 @@ class Postgres:
             (self.home / lock).unlink(missing_ok=True)
 
     def _is_gone(self) -> bool:
-        """True if none of its processes is left; kills those that are.
+        """True if none of its processes is left. Kills the remaining ones.
 
         A process that the server has just started, or whose server was killed by another test, has lost its parent. It
         ends by itself a little later, and until then no other server can start.
@@ -265,7 +265,7 @@ class Postgres:
 
 
 def _programs() -> Path:
-    """Return the folder of the server's programs: on the path, or Debian's, the newest first."""
+    """Return the folder of the server's programs: on the path, or Debian's, newest first."""
     on_path = shutil.which("postgres")
     if on_path is not None:
         return Path(on_path).parent

@@ -1,4 +1,4 @@
-"""The newest log is preallocated, on which nothing may depend, and synced early."""
+"""The newest log is preallocated, although nothing may depend on that, and is synced early."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_log_is_made_longer_again_and_so_is_one_that_leveldb_begins(tmp_
             lengths.setdefault(log.name, set()).add(length)
     logs = sorted(lengths)
     assert len(logs) > 3
-    # Of about 65 commits of 1.3 kB, each log grew with at most twelve before its space was allocated, then by steps.
+    # Each log took about 65 commits of 1.3 kB. At most twelve extended it before preallocation; later ones, in steps.
     assert all(len(lengths[name]) < 25 for name in logs[:-1])
 
 
@@ -118,7 +118,7 @@ async def test_a_large_commit_makes_no_room_since_its_sync_writes_the_journal_an
 
 
 async def test_leveldb_itself_opens_what_a_stopped_store_and_a_killed_one_left(tmp_path):
-    """Older versions open it, too, and know nothing about preallocation."""
+    """Older versions, which do not preallocate, can open it, too."""
     async with await LevelDBStore.open(tmp_path / "data") as store:
         await write_commits(store, 5)
         rows = await everything(store)
