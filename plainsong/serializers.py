@@ -66,17 +66,17 @@ def _json(value: Any) -> bytes:
 BYTES: Serializer[bytes] = Serializer(_bytes, bytes)
 #: ``str`` as UTF-8.
 TEXT: Serializer[str] = Serializer(_text, bytes.decode)
-#: Any JSON value; no NaN, no infinities.
+#: Any JSON value, without NaN and infinities.
 JSON: Serializer[Any] = Serializer(_json, json.loads)
 
 
 def dataclass_json(kind: type[V]) -> Serializer[V]:
-    """Instances of a dataclass as JSON objects, by the library msgspec (``plainsong-client[dataclasses]``).
+    """Instances of a dataclass as JSON objects, encoded with the library msgspec (``plainsong-client[dataclasses]``).
 
-    Fields may be nested dataclasses, lists, dicts, datetimes, Enums, UUIDs, Decimals and whatever else msgspec knows. A
-    value whose fields have other types than they say is refused when it is written, and does not decode when it is read;
-    nor do unknown or missing fields.
-    Raises InvalidParameter when ``kind`` is no dataclass, or msgspec is not installed.
+    Fields may be nested dataclasses, lists, dicts, datetimes, Enums, UUIDs, Decimals and any other type that msgspec
+    supports. Encoding refuses a value with a field that does not match its declared type; decoding also refuses unknown
+    and missing fields.
+    Raises InvalidParameter when ``kind`` is not a dataclass, or msgspec is not installed.
     """
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise InvalidParameter(
@@ -103,7 +103,7 @@ def dataclass_json(kind: type[V]) -> Serializer[V]:
         if not isinstance(value, kind):
             raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
         payload = msgspec.json.encode(value)
-        checked(msgspec.json.decode(payload))  # writing checks no types
+        checked(msgspec.json.decode(payload))  # msgspec does not check types when it encodes
         return payload
 
     def decode(payload: bytes) -> V:

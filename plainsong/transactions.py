@@ -92,7 +92,7 @@ class Transaction:
 
     @property
     def reading_s(self) -> float:
-        """Seconds left for reading inside it: until 90 % of its time are over."""
+        """Seconds left for reading inside it: until 90 % of its time has passed."""
         return max(0.0, READING_PART * self.timeout_s - self.age_s)
 
 

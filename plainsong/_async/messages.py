@@ -151,7 +151,7 @@ class AsyncMessages:
           messages: one, or several (a list, a tuple, a generator or another iterator), which become visible together; each
             is an input of the serializer (bytes, without one), or an ``Outgoing``. With a ``transaction`` there may be none:
             then the messages stored under it are published.
-          ttl_s: seconds they live, if shorter than the topic's ttl.
+          ttl_s: their time to live in seconds, if shorter than the topic's.
           attributes, routing_key: of all messages without their own (``Outgoing``).
           retry_unknown: also retry when an attempt may have succeeded: at least once, perhaps twice. Not in a
             transaction, which is undone as a whole instead.
@@ -162,7 +162,7 @@ class AsyncMessages:
         Raises:
           TopicNotFound, MessageTooLarge, BodyTooLarge, NotEncodable, NoMessages, ConnectFailed: nothing happened.
           ConnectionLost, OutcomeUnknown: unknown. DeadlineExceeded: as its ``outcome`` says.
-          TransactionRequired, TransactionRefused: the topic's ``transactional``; nothing happened.
+          TransactionRequired, TransactionRefused: because of the topic's property ``transactional``; nothing happened.
           with ``"own"``: as a commit (TransactionFailed, TransactionInDoubt, …).
         """
         if attributes is not None or routing_key is not None:
@@ -448,19 +448,19 @@ class AsyncMessages:
           wait_ms: how long to wait for a first message, 60 000 at most.
           until: end before it.
           isolation: ``"committed"``: up to the first undecided message (``page.held`` names its transaction), without the
-            messages of aborted or invalid transactions. ``"uncommitted"``: everything, also what is rolled back later.
+            messages of aborted or invalid transactions. ``"uncommitted"``: everything, even if it is rolled back later.
             None: committed; but where the daemon has no transaction service (``off``), or its Tephra does not answer,
             everything, and a warning is logged once.
           as_of: a moment (a datetime, milliseconds since 1970, ``"-10m"``): exactly what had been committed by then,
-            whatever was undecided skipped. It waits for nothing.
+            without waiting; messages undecided at that moment are skipped.
           transaction: read its snapshot instead: what was committed before it began, and its own messages.
           direct: outside the transaction of the surrounding block.
         Raises:
           TopicNotFound, InvalidParameter, InvalidMessageId, ConnectFailed, DeadlineExceeded: reading
             changes nothing, and is retried until ``deadline_s``.
           TransactionsUnavailable: the daemon cannot tell what is committed; without an isolation, only after
-            ``deadline_s``. NoTransaction: the block's has ended. AsOfTooOld: what had been committed by then is not
-            known any more.
+            ``deadline_s``. NoTransaction: the block's transaction has ended. AsOfTooOld: what had been committed
+            by then is no longer known.
         """
         if transaction is None and not direct:
             block = block_of(self, AsyncTransactionContext)
@@ -549,13 +549,13 @@ class AsyncMessages:
           position: a ``FilePosition`` or ``ServerPosition``; the next reader continues after the saved position.
           isolation: ``"committed"``: only messages that the daemon's own transaction service committed, in order; the
             reader stops at the first undecided message (``held`` names its transaction), and continues by itself
-            while following. ``"uncommitted"``: everything, also messages that are rolled back later. None: as for
+            while following. ``"uncommitted"``: everything, including messages that are rolled back later. None: as for
             ``poll``. In a block of ``transaction()`` it reads the transaction's snapshot instead, the position is part
-            of the transaction, and reading ends when 90 % of its time are over.
+            of the transaction, and reading ends when 90 % of its time has passed.
           as_of: as for ``poll``, not with ``follow``: all topics as of the same moment.
           idle_timeout_s: a reader that follows ends when it has waited this long for a message.
           direct: outside the transaction of the surrounding block.
-          page_messages: fetched at once.
+          page_messages: messages per request.
           save_every, save_interval_s: the position is saved after this many messages or seconds, whichever is
             first, before waiting at the end, and at the end. After a crash, messages read since the last save are
             delivered again; none is skipped.

@@ -91,7 +91,7 @@ class AsyncStream:
 
     @property
     def _is_open(self) -> bool:
-        """Whether it takes requests."""
+        """True if it accepts requests."""
         return not self._sender.closed
 
     async def __aenter__(self) -> Self:
@@ -141,7 +141,7 @@ class AsyncStream:
                 return connection, frames
 
     async def _connected_to(self, url: str, part: str) -> tuple[Connection, Frames, dict[str, str]]:
-        """Opens a WebSocket: connects within the connect timeout, and shakes hands within that of a request.
+        """Opens a WebSocket: connects within the connect timeout, and completes the handshake within the request timeout.
 
         Raises:
           ConnectFailed, InvalidName, ShuttingDown, UnexpectedAnswer: nothing happened.
@@ -288,7 +288,7 @@ class AsyncStream:
 
         Args:
           messages: one, or a list of several, which are one request; as for ``AsyncClient.publish``.
-          ttl_s: seconds they live, if shorter than the topic's ttl.
+          ttl_s: their time to live in seconds, if shorter than the topic's.
         Raises:
           Closed, NotEncodable, InvalidParameter: nothing happened.
         """
@@ -339,7 +339,7 @@ class AsyncStream:
             raise full
 
     def _put_late(self, put: Callable[[], bool], ticket: AsyncTicket[Any], size: int) -> None:
-        """``publish`` of a signal handler or a finalizer, which has interrupted this stream: never waits for room."""
+        """``publish`` called by a signal handler or a finalizer that has interrupted this stream: never waits for room."""
         queue = self._queue
 
         def put_or_fail() -> AsyncTicket[Any] | None:
@@ -372,7 +372,7 @@ class AsyncStream:
 
         Raises:
           NotSent: a request is not answered after ``timeout_s``, or failed since the last flush without a caller
-            retrieving it. The flush gives up nothing.
+            retrieving it. No request is abandoned.
         """
         with self._lock:
             await self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)

@@ -576,7 +576,7 @@ class Reader(Generic[V]):
 
     @property
     def is_time_up(self) -> bool:
-        """Whether reading ends because 90 % of its transaction's time are over."""
+        """True if reading ends because 90 % of its transaction's time has passed."""
         return self._reading.is_time_up()
 
     def get(self, timeout_s: float | None = None) -> Message[V] | None:

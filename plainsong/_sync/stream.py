@@ -89,7 +89,7 @@ class Stream:
 
     @property
     def _is_open(self) -> bool:
-        """Whether it takes requests."""
+        """True if it accepts requests."""
         return not self._sender.closed
 
     def __enter__(self) -> Self:
@@ -138,7 +138,7 @@ class Stream:
                 return connection, frames
 
     def _connected_to(self, url: str, part: str) -> tuple[Connection, Frames, dict[str, str]]:
-        """Opens a WebSocket: connects within the connect timeout, and shakes hands within that of a request.
+        """Opens a WebSocket: connects within the connect timeout, and completes the handshake within the request timeout.
 
         Raises:
           ConnectFailed, InvalidName, ShuttingDown, UnexpectedAnswer: nothing happened.
@@ -285,7 +285,7 @@ class Stream:
 
         Args:
           messages: one, or a list of several, which are one request; as for ``Client.publish``.
-          ttl_s: seconds they live, if shorter than the topic's ttl.
+          ttl_s: their time to live in seconds, if shorter than the topic's.
         Raises:
           Closed, NotEncodable, InvalidParameter: nothing happened.
         """
@@ -332,7 +332,7 @@ class Stream:
             raise full
 
     def _put_late(self, put: Callable[[], bool], ticket: Ticket[Any], size: int) -> None:
-        """``publish`` of a signal handler or a finalizer, which has interrupted this stream: never waits for room."""
+        """``publish`` called by a signal handler or a finalizer that has interrupted this stream: never waits for room."""
         queue = self._queue
 
         def put_or_fail() -> Ticket[Any] | None:
@@ -365,7 +365,7 @@ class Stream:
 
         Raises:
           NotSent: a request is not answered after ``timeout_s``, or failed since the last flush without a caller
-            retrieving it. The flush gives up nothing.
+            retrieving it. No request is abandoned.
         """
         with self._lock:
             self._sender.room.wait_for(lambda: not len(self._queue), timeout_s)

@@ -1,7 +1,7 @@
 """An effect that posts to a URL: the payload is the body, the rest headers, the status the verdict.
 
-2xx is done. 4xx rejects the message for good, except those that are about the caller or the moment; these, 5xx,
-redirects and broken connections are retried.
+2xx is done. 4xx rejects the message permanently, unless the status concerns the caller or the moment rather than the
+message. Those statuses, 5xx, redirects and broken connections are retried.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from plainsong.react.stopping import Stop
     from plainsong.transport.outward import Outward
 
-#: Statuses 4xx that are not about the message but about the caller (401, 403, 407) or the moment (408, 425, 429).
+#: 4xx statuses that concern not the message but the caller (401, 403, 407) or the moment (408, 425, 429).
 RETRIED = frozenset({401, 403, 407, 408, 421, 425, 429})
 #: Characters of an answer's first line that a verdict quotes.
 MAX_QUOTED = 300
@@ -88,7 +88,7 @@ class Poster:
         if self._signer is not None:
             try:
                 headers = (*headers, *self._signer.headers_of(message, self._namespace, int(time())))
-            except InvalidParameter as error:  # the file is being replaced; it may be whole at the next attempt
+            except InvalidParameter as error:  # the file is being replaced; it may be complete at the next attempt
                 return Retry(error.detail)
         request = Request("POST", self._target, headers, message.payload)
         send = Send(self._base, request, min(CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s)

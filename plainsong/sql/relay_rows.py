@@ -1,9 +1,10 @@
-"""The relay's side of the tables: what waits, which sequence id it gets, and whether a daemon's answer fits what the rows say.
+"""The relay's side of the tables: which messages wait, their sequence ids, and whether a daemon's answer agrees with the rows.
 
-Numbers are given in a transaction of their own, which first locks the topic's row. It numbers the messages that it sees
-committed, by id, from where the last one ended. So no message is skipped, however late its transaction commits: it gets
-the next number once it is visible. And no message precedes one that was committed when its own commit was called: the
-committed one has the smaller id (``outbox``), and a transaction that sees the later message sees the earlier.
+Numbers are assigned in a separate transaction, which first locks the topic's row. It numbers the messages that it sees
+committed, in id order, and continues after the last assigned number. So no message is skipped, however late its
+transaction commits: it gets the next number once it is visible. And commit order is kept: if one commit returned before
+another was called, its message has the smaller id (``outbox``), and a transaction that sees the later message sees the
+earlier one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Numbered(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Its bytes, as ``take`` counts them."""
+        """Its size in bytes, as ``take`` counts it."""
         return len(self.payload) + len(self.attributes or "")
 
 
@@ -57,7 +58,7 @@ class RelayRows:
         found: list[str] = []
         last = ""
         with connection.begin():
-            # One step in the index for each topic, instead of all that waits in it.
+            # One index lookup per topic, instead of a scan of all its waiting messages.
             while (topic := connection.scalar(select(func.min(column)).where(self._waits, column > last))) is not None:
                 last = topic
                 if topic not in without:
@@ -151,7 +152,7 @@ class RelayRows:
         connection.execute(update(self._topics).where(here).values(next_number=first + count.rowcount))
 
     def sent(self, connection: Connection, topic: str, last: int, *, keep: bool) -> None:
-        """Deletes messages up to number ``last`` as published, or keeps them with the time."""
+        """Deletes messages up to number ``last`` as published, or keeps them and records the time."""
         with connection.begin():
             standing = self._locked(connection, topic)
             self._done(connection, topic, last, keep=keep)
@@ -228,7 +229,7 @@ class Standing(NamedTuple):
     namespace: str
     producer: str
     epoch: int
-    """Epoch of the session opened last; 0: none yet."""
+    """Epoch of the latest session; 0 if there was none."""
     generation: int | None
     """The topic's generation at that time."""
     next_number: int
@@ -252,7 +253,7 @@ class OpenedProducer(NamedTuple):
     epoch: int
     generation: int
     last_sequence_id: int
-    """-1: the daemon has nothing of this producer."""
+    """-1 if the daemon has stored nothing from this producer."""
 
 
 def check_remembered(topic: str, standing: Standing, known: int | None, in_flight: int) -> None:
@@ -268,7 +269,7 @@ def check_remembered(topic: str, standing: Standing, known: int | None, in_fligh
 
 
 def check_doubt(topic: str, standing: Standing, opened: OpenedProducer, before: int | None, in_flight: int) -> None:
-    """Raises OutboxInDoubt unless the daemon's answer decides for every message in flight whether it was stored.
+    """Raises OutboxInDoubt unless the daemon's answer shows for every message in flight whether it was stored.
 
     Args:
       before: the last sequence id in the previous generation, if the topic was created again and the daemon knows it.

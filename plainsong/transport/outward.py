@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 #: Other servers close idle connections early; a request that meets a closing one fails.
 KEEP_ALIVE_S = 4.0
-#: How much of an answer's body is read; the beginning suffices.
+#: Bytes of an answer's body that are read; its beginning is enough.
 MAX_ANSWER_BYTES = 1 << 16
 
 
 class Outward:
-    """Kept connections to other servers, in an event loop of their own. Use it in a ``with`` block.
+    """Persistent connections to other servers, in a separate event loop. Use it in a ``with`` block.
 
     It checks certificates, follows no redirects, uses no proxies, and never sends the client's token.
     """
@@ -45,7 +45,7 @@ class Outward:
             self._stack.close()
 
     def start(self, send: Send) -> Future[Answer | Failure]:
-        """Send a request. The future is settled within ``send.timeout_s``; cancelling it cancels the request."""
+        """Send a request. The future completes within ``send.timeout_s``; cancelling it cancels the request."""
         assert self._portal is not None
         return self._portal.start_task_soon(self._carry, send)
 
