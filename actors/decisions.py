@@ -52,7 +52,7 @@ _Asked = TypeVar("_Asked", ClosePointers, RollBackPointer)
 
 
 class PointerClosing:
-    """The commits of one service that wait for topics, and those on their way back to the actor."""
+    """One service's commits that wait for topics, or that are being returned to the actor."""
 
     def __init__(
         self,
@@ -121,14 +121,14 @@ class PointerClosing:
         return [*self._closed, *(each for tickets in self._waiting.values() for each in tickets)]
 
     def abandon(self) -> list[Ticket[Any]]:
-        """Drop all tickets, and return them for the caller to settle."""
+        """Drop all tickets, and return them for the caller to complete."""
         gone = self.waiting()
         self._waiting.clear()
         self._closed.clear()
         return gone
 
 
-# --- requests to topics, each at its owner, until none answers any more ----------------------------
+# --- requests to topics, each at its owner, until no topic answers ---------------------------------
 #
 # Each attempt asks all topics of a transaction again. So the deadline counts from the last answer: if it counted from
 # the start, a transaction with many topics could never be decided. A topic that does not answer ends the attempt
@@ -217,7 +217,7 @@ _ABORTS_AT_ONCE = 256
 
 
 async def abort_all(abort: Callable[[int], Awaitable[object]], transaction_ids: Iterable[int]) -> None:
-    """Abort transactions; one that has been decided or forgotten is no failure. Raises the first other error."""
+    """Abort transactions; one that has been decided or forgotten is not a failure. Raises the first other error."""
     failures: list[PlainsongError] = []
     limit = trio.CapacityLimiter(_ABORTS_AT_ONCE)
 

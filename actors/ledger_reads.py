@@ -1,4 +1,4 @@
-"""The durable state of the transaction service, read between two turns of its actor, without waiting."""
+"""The durable state of the transaction service, read between two steps of its actor, without waiting."""
 
 from __future__ import annotations
 

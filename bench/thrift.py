@@ -80,7 +80,7 @@ class RawCalls:
 
 @contextmanager
 def raw_calls(address: tuple[str, int]) -> Iterator[RawCalls]:
-    """Run a process that calls the gateway at ``address``; end it at the end."""
+    """Run a process that calls the gateway at ``address``; end it with the block."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs, address), daemon=True)

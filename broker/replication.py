@@ -62,7 +62,7 @@ def open_objects(url: str, timeout_s: float) -> Objects:
 
 
 def open_for_backups(url: str, timeout_s: float) -> BlockingObjectStore:
-    """Do ``open_objects`` for a command that blocks."""
+    """Return what ``open_objects`` does, with blocking calls, for a command without an event loop."""
     with _needs_library():
         from storage.replication.object_store import BlockingObjectStore
     return BlockingObjectStore.open(url, timeout_s=timeout_s, repeats=True)
@@ -94,7 +94,7 @@ def outbox_of(config: Config) -> Outbox | None:
 
 
 def record_of(config: Config) -> Record | None:
-    """Return what the data directory notes of its copy; None if it has none. Raises StoreUnusable."""
+    """Return the data directory's record of its copy; None if it has none. Raises StoreUnusable."""
     return read_record(config.storage.data_dir.absolute())
 
 

@@ -194,7 +194,7 @@ class MemoryStore(SpawnsWrites):
                 self.tables[operation.table].remove(operation.keys)
 
     def turned(self, operation: RollBack) -> Iterator[Row]:
-        """Yield the rows that a rollback changes, rolled back. Rows may change between two of them."""
+        """Yield the rows that a rollback changes, in their new form. Rows may change between two of them."""
         rows = self.tables[Table.MESSAGE].walk(operation.start, operation.stop, reverse=False)
         return rolled_back(rows, operation.pointer)
 

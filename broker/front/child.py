@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.errors import PlainsongError
 
 log = logging.getLogger(__name__)
-#: The time for the last answers to leave once the owning process has ended.
+#: Time allowed for the last answers once the owning process has ended.
 LAST_ANSWERS_S = 1.0
 
 
@@ -209,7 +209,7 @@ class FrontEnd:
     async def _hand_peer_over(
         self, stream: trio.SocketStream | TlsStream, already_read: bytes, stop: trio.Event
     ) -> None:
-        """Hand a connection of another instance over to the owning process."""
+        """Hand a connection from another instance over to the owning process."""
         del stop
         if isinstance(stream, trio.SocketStream):
             connection = socket.socket(fileno=os.dup(stream.socket.fileno()))

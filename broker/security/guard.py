@@ -1,4 +1,4 @@
-"""The guard: authenticates and authorizes every request before anything of its body is read.
+"""The guard: authenticates and authorizes every request before any of its body is read.
 
 Its tables are replaced as a whole, and its epoch grows with every event that could change a decision: a reloaded file,
 an expired credential. Listeners cache an admission while the epoch is unchanged; long waits are checked again when it
@@ -39,12 +39,12 @@ REALM = 'Bearer realm="plainsong"'
 MAX_CREDENTIAL_BYTES = 8 << 10
 #: Interval between checks for expired credentials: half of the documented delay.
 LOOK_S = 1.0
-#: Names whose rights are cached; the cache is cleared beyond.
+#: Names whose rights are cached; the cache is cleared when it is full.
 MAX_NAMES = 10_000
-#: With ``ifNotExists`` these change nothing of an existing topic, so any verb on it will do. The handler refuses the
-#: rest to a name without the route's verb.
+#: With ``ifNotExists`` these change nothing about an existing topic, so any verb on it is enough. In all other cases
+#: the handler refuses a name without the route's verb.
 _DECLARES = frozenset({"create_topic"})
-#: The topic of the audit: written by the daemon alone.
+#: The topic of the audit. Only the daemon writes it.
 AUDIT_TOPIC = "audit"
 _AUDIT_WRITES = frozenset(
     (
@@ -69,7 +69,7 @@ _QUOTABLE = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A client that was let in, and its rights. Valid while the guard's epoch is ``epoch``."""
+    """An admitted client and its rights. Valid while the guard's epoch is ``epoch``."""
 
     who: Identity
     rights: Rights
@@ -98,11 +98,11 @@ class Provider(Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """True if the keys are too old: no token of the provider is let in."""
+        """True if the keys are too old: no token of the provider is accepted."""
         ...
 
     def problem_of(self, who: Identity) -> PlainsongError | None:
-        """Return the error that a client that was let in would get now; None if it would get none."""
+        """Return the error that an admitted client would get now; None if it would get none."""
         ...
 
 
@@ -170,7 +170,7 @@ class Guard:
         self.tokens: TokenTable = NO_TOKENS
         self.grants: GrantTable = NO_GRANTS
         self.provider: Provider | None = None
-        #: Called with every refusal; the audit's.
+        #: Called with every refusal, to record it in the audit.
         self.on_refused: Callable[[RefusedRequest], None] = lambda refusal: None
         self._peer_names: PeerNames = peer_names or (lambda peer: None)
         #: Counts the decisions made here; in a daemon with front ends, also theirs.
@@ -178,7 +178,7 @@ class Guard:
         self._now_ms = now_ms
         self._rights: dict[tuple[str, tuple[str, ...], bool], Rights] = {}
         self._decisions: Decisions = {}
-        #: The next expiry among credentials that were let in since the epoch changed, or that are waiting.
+        #: The next expiry among credentials admitted since the epoch changed, and those of waiting requests.
         self._next_end_ms: int | None = None
         self._was_stale = False
         self.quotas = quotas or Quotas(time.monotonic)
@@ -186,7 +186,7 @@ class Guard:
         self._moved = trio.Event()
         #: Writes the line of ``log.access`` for a request that is refused here: route, path, status, request id.
         self.on_answered: Callable[[str, str, int, str], None] = lambda route, path, status, request_id: None
-        #: Counts answers that no handler gave.
+        #: Counts answers that did not come from a handler.
         self.requested: Callable[[str, int, float], None] = lambda route, status, seconds: None
 
     # --- tables -----------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ class Guard:
         return len(self._held)
 
     def problem_of(self, who: Identity, route: GuardedRoute, path: Mapping[str, str]) -> PlainsongError | None:
-        """Return the error that a client that was let in would get now; None if it would get none."""
+        """Return the error that an admitted client would get now; None if it would get none."""
         now_ms = self._now_ms()
         if who.via == "token":
             entry = self.tokens.by_id.get(who.credential)

@@ -1,1 +1,1 @@
-"""Describes stored rows, sums up a stopped store, and opens one without changing it."""
+"""Describes stored rows, summarizes a stopped store, and opens one without changing it."""

@@ -1,4 +1,4 @@
-// The second copy of the store, on the overview: how far it is behind, and from when on it can be restored.
+// The second copy of the store, on the overview: its lag, and the earliest time to which it can be restored.
 
 import { get, now, optional } from "../api.js";
 import { bytes, count, duration, time } from "../format.js";

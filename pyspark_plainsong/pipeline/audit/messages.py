@@ -27,7 +27,7 @@ ACCESSES: Final = (READ, WRITE, UNKNOWN)
 #: An entity is named ``kind:name``; programs access entities of this kind.
 DATASET: Final = "dataset"
 PROGRAM: Final = "program"
-#: The names in every message, and the additional ones of an access.
+#: Fields that hold names: those of every message, and those that an access has in addition.
 COMMON_NAMES: Final = ("namespace", "user")
 ACCESS_NAMES: Final = ("program", "run", "dataset")
 #: The parts of a metadata change.
