@@ -86,7 +86,7 @@ def read_raw(pool: httpcore2.ConnectionPool, url: str, topic: str) -> None:
 
 def read_all(client: Client, topic: str, messages: int, *, follow: bool) -> None:
     for message in client.read(topic, follow=follow, limit=messages, page_messages=PAGE):
-        message.payload  # noqa: B018 - what a loop at least does
+        message.payload  # noqa: B018 - the least that a loop does
 
 
 def from_a_thread(url: str, topic: str, args: argparse.Namespace, rates: Rates) -> None:

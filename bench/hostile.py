@@ -1,4 +1,4 @@
-"""Publish latencies of ordinary clients next to hostile or merely unusual ones.
+"""Publish latencies of ordinary clients while hostile or merely unusual ones are active.
 
 The hostile clients run in their own process, ``python -m bench.hostile KIND PORT COUNT``, to keep them out of the
 measuring process.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 16
 SIZE = 100
-#: Fraction of the highest rate, low enough that a wait is the daemon's and not queueing.
+#: Fraction of the highest rate, low enough that waits are due to the daemon and not to queueing.
 SHARE = 0.25
 MIB = 1 << 20
 LARGE = "large"

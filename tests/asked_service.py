@@ -1,4 +1,4 @@
-"""The transaction service with its requests as methods that wait; in the daemon, routes and Thrift send them as asks."""
+"""The transaction service with methods that send a request and wait; in the daemon, routes and Thrift send asks."""
 
 from __future__ import annotations
 

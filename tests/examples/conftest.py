@@ -1,4 +1,4 @@
-"""Fixtures of the examples' tests: a shared daemon for those that do not disturb it, and a namespace for each."""
+"""Fixtures of the examples' tests: a shared daemon for tests that do not disturb it, and a namespace for each test."""
 
 from __future__ import annotations
 

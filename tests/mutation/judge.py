@@ -204,7 +204,7 @@ class Judge:
 
 
 def _bound_examples(items: list[pytest.Item], most: int) -> None:
-    """Bound the number of examples, also of tests with their own setting."""
+    """Bound the number of examples, including those of tests with their own setting."""
     from hypothesis import settings
 
     for item in items:

@@ -1,4 +1,4 @@
-"""Gaps and damage in an archive are reported, also after the messages have expired in the topic."""
+"""Gaps and damage in an archive are reported, even after the messages have expired in the topic."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def original(spark, daemon, tmp_path_factory):
 
 @pytest.fixture
 def client(daemon, request):
-    """A client of a namespace of the test's own if it changes the topic; otherwise of a shared one."""
+    """A client of a separate namespace if the test changes the topic; otherwise of a shared one."""
     own = "own_topic" in request.fixturenames
     name = "".join(char for char in request.node.name if char.isalnum())[:60] if own else "shared"
     with Client(url_of(daemon), namespace=name) as opened:
@@ -70,7 +70,7 @@ def root(original, tmp_path):
 
 @pytest.fixture
 def own_topic(spark, daemon, client, tmp_path):
-    """The same of a topic of the test's own; the archive's root."""
+    """A similar archive, of a topic that only this test uses."""
     archived(spark, daemon, client.namespace, str(tmp_path / "own"))
     return str(tmp_path / "own")
 
@@ -102,7 +102,7 @@ def test_planted_damage_and_what_was_taken_away_are_found(client, run, root):
     for file in batch_files(root, 3):
         file.unlink()
     findings, counts = verified(run, root)
-    assert counts == {"same": 100, "missing": 200}  # and not waiting: the table's end is after them
+    assert counts == {"same": 100, "missing": 200}  # not waiting: the table ends after them
     assert {*findings.damaged.values()} >= {"is missing"}
 
 

@@ -72,7 +72,7 @@ requests = st.builds(
     st.sampled_from([None, None, 1, 2, 3600]),
     st.none() | st.none() | st.lists(st.none() | ttls_s, min_size=1, max_size=3).map(lambda own: own * 4),
 )
-#: Asks, as functions of the machine that make them.
+#: The machine's functions that make asks.
 publishing = requests.map(lambda request: lambda machine: Publish(request, 1))
 changing = st.one_of(
     ttls_s.map(lambda ttl_s: lambda machine: Create(TopicProperties(ttl_s=ttl_s))),
@@ -109,9 +109,9 @@ class Message:
     generation: int
     own_expiry_ms: int | None
     dead: bool = False
-    """Expired under earlier properties of the topic, hence forever."""
+    """True if it expired under earlier properties of the topic, and so forever."""
     removed: bool = False
-    """Its row was cleaned."""
+    """True if its row was cleaned."""
 
     @property
     def ts_ms(self):

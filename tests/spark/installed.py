@@ -1,4 +1,4 @@
-"""The package as others install it: its wheel, and interpreters that have it, or a part of what it needs."""
+"""The package as users install it: its wheel, and interpreters with all or some of its dependencies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.daemon.harness import clean_environ
 #: The packages that Spark's Python workers import, and all that the extra installs.
 SPARK = ("pyspark", "py4j", "pyarrow")
 EXTRA = (*SPARK, "deltalake", "matplotlib")
-#: How this project itself is installed here.
+#: Prefixes of the files with which this project is installed here.
 _OURS = ("plainsong", "__editable__")
 
 
@@ -24,9 +24,9 @@ def make_interpreter(
 
     Args:
       folder: to be made.
-      wheels: are installed there; none: nothing of ours can be imported.
-      only: of the packages that are installed here, these.
-      without: or all but these.
+      wheels: installed there; if there are none, this project cannot be imported.
+      only: include only these of the packages installed here; all if empty.
+      without: exclude these.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
@@ -47,12 +47,12 @@ def make_interpreter(
 
 
 def install(python: Path, wheels: Collection[Path]) -> None:
-    """Installs wheels of ours into an environment, and nothing that they need."""
+    """Installs this project's wheels into an environment, without their dependencies."""
     _pip("--python", str(python), "install", "--quiet", "--no-deps", "--no-index", "--no-compile", *map(str, wheels))
 
 
 def environ_of(python: Path, **more: str) -> dict[str, str]:
-    """Return variables with its programs first on the PATH, and without settings of Python or Spark."""
+    """Return environment variables with this interpreter's programs first on the PATH, without settings of Python or Spark."""
     unset = (
         "PYTHONPATH",
         "PYTHONHOME",

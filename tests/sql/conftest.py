@@ -44,7 +44,7 @@ def server() -> Iterator[Postgres]:
 def database(server: Postgres) -> Iterator[str]:
     """The URL of a database with empty tables and no prepared transactions.
 
-    A server that has ended by itself fails one test, and not all that follow.
+    A server that has ended by itself fails one test, but not the following ones.
     """
     server.check()
     yield server.emptied("tests", Base.metadata)

@@ -26,7 +26,7 @@ from tests.sql.server import Postgres
 from tests.sql.worker import POINTS
 
 WORKER = Path(__file__).with_name("worker.py")
-#: Imported before forking: each transaction that dies starts a program, and these are half of the work of a start.
+#: Imported before forking: each killed transaction needs another program, and these imports are half of its start.
 IMPORTS = ("sqlalchemy.orm", "psycopg", "plainsong.sql", "plainsong._sync.transaction")
 VICTIMS = ("client", "daemon", "database")
 #: Steps after which the transaction is committed, whichever process dies.
@@ -59,7 +59,7 @@ class Harness:
     def worker(self, numbers: str, point: str = "-", victim: str = "-") -> Iterator[subprocess.Popen[bytes] | Forked]:
         """Run a program; when it dies, the next one is started at once, because a start takes a while."""
         self.server.check()
-        self.server.forget()  # what a test that failed has left
+        self.server.forget()  # left by a failed test
         pids = {
             "client": "self",
             "daemon": str(self.daemon.pid),
@@ -104,7 +104,7 @@ class Harness:
             self.server.restart()
 
     def abort_abandoned(self) -> None:
-        """Abort the transactions of programs that have died, as an operator does who does not wait for time-outs."""
+        """Abort the transactions of programs that have died, like an operator who does not wait for time-outs."""
         for each in self.client.transactions.list(state="in_progress"):
             with suppress(TransactionNotInProgress):  # the program's last request was still under way
                 self.client.transactions.abort(each.id)

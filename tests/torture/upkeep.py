@@ -1,6 +1,6 @@
-"""A store keeper's work for power cuts: ``python -m tests.torture.upkeep COURSE DIRECTORY``, on a recorded disk.
+"""The store's upkeep, for power cuts: ``python -m tests.torture.upkeep COURSE DIRECTORY``, on a recorded disk.
 
-A course marks its progress by files in the directory, which appear in the disk's log.
+A course marks its progress with files in the directory, which appear in the disk's log.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def _write(store: LevelDBStore, prefix: bytes, numbers: range) -> None:
 
 
 async def rewriting(directory: Path) -> None:
-    """Most rows of each of several volumes die; the rest is rewritten into fewer volumes."""
+    """Remove most rows of several volumes, so that the rest is rewritten into fewer volumes."""
     async with await LevelDBStore.open(directory, OPTIONS) as store:
         for number in range(0, ROWS, 4):
             await _write(store, GOES, range(number, number + 4))
@@ -69,7 +69,7 @@ async def rewriting(directory: Path) -> None:
 
 
 async def sweeping(directory: Path) -> None:
-    """The dead rows of version 0.1's volume are removed in place, piece by piece."""
+    """Remove the dead rows of version 0.1's volume in place, piece by piece."""
     tidying._PIECE_ROWS = 100
     packs.MIN_ROWS = LARGE_ROWS  # that version has no packs
     volumes = directory / "volumes"
@@ -90,7 +90,7 @@ async def sweeping(directory: Path) -> None:
 
 
 async def taking_over(directory: Path) -> None:
-    """A directory of version 0.1 is converted to the present version."""
+    """Upgrade a directory of version 0.1 to the current version."""
     _copy_kept(directory)
     mark(directory, WRITTEN)
     async with await LevelDBStore.open(directory):

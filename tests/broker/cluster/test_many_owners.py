@@ -161,7 +161,7 @@ async def test_many_topics_of_one_owner_are_one_call(nodes):
         await nodes["c"].publish(more[7], "one")
 
 
-# --- asks that are no requests ---------------------------------------------------------------------
+# --- asks that are not requests --------------------------------------------------------------------
 
 
 async def test_an_ask_is_answered_wherever_the_topic_is(nodes):

@@ -1,4 +1,4 @@
-"""The final state as each kind of reader has to see it, and since when each message was certainly visible."""
+"""The final state that each kind of reader has to see, and the time from which each message was certainly visible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import inf
 from tests.cluster.history.records import History, Poll, Row, Transaction, Write
 
 Unit = Transaction | Write
-"""Becomes visible at one moment: to committed readers a transaction, otherwise a request."""
+"""A set of messages that becomes visible at one moment: to committed readers a transaction, to others a request."""
 Face = tuple[str, bool]
 """``(topic, committed)``: a topic as committed or uncommitted readers see it."""
 
@@ -25,7 +25,7 @@ class Stretch:
     last_at: dict[Unit, int]
     """Index of each unit's last message."""
     known_s: list[float]
-    """Since when each message was certainly visible."""
+    """The time from which each message was certainly visible."""
     soonest_s: list[float]
     """Minimum of ``known_s`` from each index on."""
 
