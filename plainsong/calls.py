@@ -69,22 +69,22 @@ class Failure(NamedTuple):
 
 
 class StopsRequests(Protocol):
-    """Ends requests of the client for threads, from another thread."""
+    """Lets another thread end requests of the synchronous client."""
 
     def watch(self, connection: Any) -> None:
-        """Set the connection to close when it stops; None: none."""
+        """Set the connection to close on a stop; None if there is none."""
         ...
 
 
 class Send(NamedTuple):
-    """A request to ``url``. ``timeout_s`` limits the whole exchange, but for ``longest_s``."""
+    """A request to ``url``. ``timeout_s`` limits the whole exchange, unless ``longest_s`` extends it."""
 
     url: str
     request: Request
     connect_timeout_s: float
     timeout_s: float
     stop: StopsRequests | None = None
-    """Can end the request early; None: nothing can."""
+    """Can end the request early; None if nothing can."""
     longest_s: float | None = None
     """If set, each piece of the response restarts ``timeout_s``, up to this many seconds in total."""
 
@@ -525,7 +525,7 @@ def poll_many(
 
 
 def _without_isolation(request: PollRequest) -> PollRequest:
-    """The body has one isolation for all topics."""
+    """Removes the isolation: the body has one for all topics."""
     request.isolation = None
     return request
 
@@ -764,7 +764,7 @@ def show_cluster(namespace: str = "", topic: str | None = None) -> Call[ClusterV
 
 
 def drain_instance(instance: str, *, drained: bool) -> Call[dict[str, Any]]:
-    """``PUT`` and ``DELETE /v1/cluster/instances/{instance}/drain``: what that came to. Raises InvalidName."""
+    """``PUT`` or ``DELETE /v1/cluster/instances/{instance}/drain``, answered with its effects. Raises InvalidName."""
     path = f"/v1/cluster/instances/{instance_name(instance)}/drain"
     return Call(Request("PUT" if drained else "DELETE", path), effect_of, "harmless")
 
@@ -776,7 +776,7 @@ def pin_topic(namespace: str, topic: str, instance: str) -> Call[None]:
 
 
 def unpin_topic(namespace: str, topic: str) -> Call[None]:
-    """``DELETE`` of the same. Raises InvalidName."""
+    """``DELETE /v1/cluster/pins/{namespace}/{topic}``. Raises InvalidName."""
     return Call(Request("DELETE", _pin(namespace, topic)), nothing, "harmless")
 
 

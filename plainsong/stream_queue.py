@@ -25,7 +25,7 @@ from plainsong.protocol.requests import PublishResponse
 if TYPE_CHECKING:
     from plainsong.protocol.requests import PublishRequest
 
-#: Memory of a request besides its bytes: its ticket, and its places in queues. Measured, rounded up.
+#: Memory of a request in addition to its bytes: its ticket, and its places in queues. Measured, rounded up.
 REQUEST_BYTES = 300
 #: The size limit of a WebSocket message that carries several requests; a larger request is sent alone.
 MESSAGE_BYTES = 1 << 17
@@ -118,7 +118,7 @@ class StreamQueue(Generic[T]):
         size = len(packed) + REQUEST_BYTES
         if self.ended is not None:
             raise Closed("the stream has ended", hint=f"open another; this one: {self.ended.detail}")
-        # A request larger than the bound is taken alone, so that a stream takes whatever publish takes.
+        # A request larger than the bound is accepted alone, so that a stream accepts every request that publish does.
         if self._unanswered and self.pending_bytes + size > self.max_pending_bytes:
             return False
         ticket.number, ticket.size = self._number, size
@@ -136,15 +136,15 @@ class StreamQueue(Generic[T]):
         return (None if self.halted else self.take()), []
 
     def next_s(self) -> float | None:
-        """No work appears without a call."""
+        """None, since no work appears without a call."""
         return None
 
     def wants_another(self, now_s: float) -> bool:
-        """One message is sent at a time."""
+        """False, since one message is sent at a time."""
         return False
 
     def clear(self) -> list[T]:
-        """Nothing: requests end with the connection (``end``)."""
+        """Returns nothing: requests end with the connection (``end``)."""
         return []
 
     def take(self) -> bytes | None:
@@ -166,7 +166,7 @@ class StreamQueue(Generic[T]):
         return message
 
     def take_answers(self, message: bytes) -> list[T]:
-        """Settles the answered tickets, and returns those whose request was refused or failed.
+        """Completes the answered tickets, and returns those whose request was refused or failed.
 
         Raises:
           MalformedBody: the message does not match the open requests; the stream must end.
@@ -188,7 +188,7 @@ class StreamQueue(Generic[T]):
         return wrong
 
     def end(self, error: PlainsongError, *, orderly: bool) -> list[T]:
-        """Fails all tickets, since no more answers come, and returns them.
+        """Fails all tickets, since no more answers will arrive, and returns them.
 
         Args:
           orderly: the daemon closed after it answered all that it executed; otherwise it may have executed what was sent.

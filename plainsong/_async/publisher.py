@@ -88,11 +88,11 @@ class Queue(Protocol[P, G]):
 
 
 class AsyncSender(Generic[W, G]):
-    """Delivers the work of a queue, with as many workers as it has work for.
+    """Delivers the work of a queue, with as many workers as there is work for.
 
     Args:
-      deliver: delivers and settles one piece of work; raises nothing.
-      give_up: settles given-up messages; called without the lock.
+      deliver: delivers and completes one piece of work; raises nothing.
+      give_up: completes given-up messages; called without the lock.
       workers: the maximum.
     """
 
@@ -105,9 +105,9 @@ class AsyncSender(Generic[W, G]):
         workers: int,
     ) -> None:
         self.lock = Lock()
-        #: True while the lock is held by the code that asks: by what a signal handler or a finalizer has interrupted.
+        #: True if the code that a signal handler or a finalizer has interrupted here holds the lock.
         self.is_inside = held_here(self.lock)
-        #: Notified when work is settled and at the close; waited for by callers that need room or an empty queue.
+        #: Notified when work is completed and at the close; waited for by callers that need room or an empty queue.
         self.room = Condition(self.lock)
         self.closed = True
         #: True while it is open and a worker runs: senders check this alone. If it is False, ``make_ready`` says why.
@@ -149,9 +149,9 @@ class AsyncSender(Generic[W, G]):
         return None
 
     def put_late(self, closed: str, put: Callable[[], G | None], size: int, room: int) -> None:
-        """Takes a message of a signal handler or a finalizer that has interrupted a thread which holds the lock.
+        """Takes a message from a signal handler or a finalizer that has interrupted a thread which holds the lock.
 
-        What that thread was changing may be half changed. So another thread takes the message when the lock is free, and
+        That thread may be in the middle of a change. So another thread takes the message when the lock is free, and
         every later message is taken after it.
 
         Args:
@@ -216,7 +216,7 @@ class AsyncSender(Generic[W, G]):
             raise
 
     def _ended(self) -> None:
-        """A worker ended. The caller holds the lock."""
+        """Records the end of a worker. The caller holds the lock."""
         self._count -= 1
         self.ready = self.ready and self._count > 0
 
@@ -245,7 +245,7 @@ class AsyncSender(Generic[W, G]):
                 return None, []
 
     def settled(self) -> list[G]:
-        """A piece of work was settled. Returns messages given up because the sender stops. The caller holds the lock."""
+        """Completes a piece of work. Returns messages given up because the sender stops. The caller holds the lock."""
         self.room.notify_all()
         return self._queue.clear() if self._stopping else []
 
@@ -267,7 +267,7 @@ class AsyncSender(Generic[W, G]):
             queue.flushing = self.closed
 
     async def aclose(self, timeout_s: float | None) -> int | None:
-        """Flushes, then gives up messages left after ``timeout_s``. Returns how many are still under way; None: closed before."""
+        """Flushes, then gives up messages left after ``timeout_s``. Returns how many are still in flight; None: closed before."""
         with self.lock:
             if self._stopping:
                 return None
@@ -293,7 +293,7 @@ class AsyncSender(Generic[W, G]):
         self._stopping = True
 
     def abandon(self) -> int:
-        """Gives up waiting messages at once. Returns how many are under way."""
+        """Gives up waiting messages at once. Returns how many are in flight."""
         with self.lock:
             self.stop()
             self._admit()
@@ -328,7 +328,7 @@ class AsyncSender(Generic[W, G]):
 
 
 class AsyncBuffered(Generic[Q, F]):
-    """A buffer and the tasks that empty it: what publishers and producers have in common.
+    """A buffer and the tasks that empty it: the base of publishers and producers.
 
     Args:
       noun: what messages and logs call it.
@@ -347,7 +347,7 @@ class AsyncBuffered(Generic[Q, F]):
         self._log = logging.getLogger(f"plainsong.{noun}")
 
     def _use(self, queue: Q, name: str, workers: int) -> None:
-        """Starts afresh with an empty queue."""
+        """Starts over with an empty queue."""
         self._queue = queue
         self._tally = Tally[F]()
         self._sender: AsyncSender[Batch[F], Lost[F]] = AsyncSender(name, queue, self._deliver, self._give_up, workers)
@@ -356,14 +356,14 @@ class AsyncBuffered(Generic[Q, F]):
 
     @property
     def _opened(self) -> Q:
-        """Its queue. Raises Closed before it is opened."""
+        """The queue. Raises Closed before it is opened."""
         if self._queue is None:
             raise Closed(f"the {self._noun} is not open", hint=BLOCK_HINT)
         return self._queue
 
     @property
     def _is_open(self) -> bool:
-        """Whether it takes messages."""
+        """True if it accepts messages."""
         return self._queue is not None and not self._sender.closed
 
     async def _open(self) -> None:
@@ -383,7 +383,7 @@ class AsyncBuffered(Generic[Q, F]):
 
     @property
     def counts(self) -> Counts:
-        """Messages that wait, were delivered, failed or were dropped so far."""
+        """The numbers of messages that wait, were delivered, failed or were dropped so far."""
         queue = self._opened
         return self._tally.counts(queue.pending, queue.pending_bytes)
 
@@ -436,7 +436,7 @@ class AsyncBuffered(Generic[Q, F]):
         self._without_room(topic, entry, full)
 
     def _take_late(self, topic: str, entry: Entry[F]) -> None:
-        """Takes a message of a signal handler or a finalizer, which has interrupted this sender: never waits for room."""
+        """Takes a message from a signal handler or a finalizer that has interrupted this sender: never waits for room."""
         queue = self._opened
         queue.check_usable()
 
@@ -458,7 +458,7 @@ class AsyncBuffered(Generic[Q, F]):
             self._without_room(topic, entry, full)
 
     def _without_room(self, topic: str, entry: Entry[F], full: BufferFull) -> None:
-        """Drops a message, if that is what ``overflow`` says. Raises BufferFull if not."""
+        """Drops a message if ``overflow`` asks for that; otherwise raises BufferFull."""
         raise full
 
     # --- the end -------------------------------------------------------------------------------
@@ -468,7 +468,7 @@ class AsyncBuffered(Generic[Q, F]):
 
         Raises:
           NotSent: a message still waits after ``timeout_s`` (None: no limit), or failed since the last
-            flush without its future being awaited. The flush gives up nothing. Never in best effort.
+            flush without its future being awaited. No message is given up. Never raised in best effort.
         """
         queue = self._opened
         left = await self._sender.flush(timeout_s)
@@ -521,7 +521,7 @@ class AsyncBuffered(Generic[Q, F]):
         self._give_up(lost)
 
     def _give_up(self, given_up: list[Lost[F]]) -> None:
-        """Settles the futures, and counts; without the lock."""
+        """Completes the futures, and counts them; called without the lock."""
         for lost in given_up:
             settle(self._settling, lost.futures, lost.error)
             self._count_lost(lost)

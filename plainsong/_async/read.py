@@ -49,7 +49,7 @@ log = logging.getLogger("plainsong.reader")
 
 #: How long a save may take when an exception or a cancellation leaves the block.
 _LAST_SAVE_S = 5.0
-#: How long one poll waits for something new.
+#: How long one poll waits for new messages.
 WAIT_MS = 30_000
 
 
@@ -57,19 +57,19 @@ WAIT_MS = 30_000
 REFRESH_S = 10.0
 
 
-#: How long a follower of committed messages waits for the transaction service to come back.
+#: How long a follower of committed messages waits for the transaction service to return.
 UNAVAILABLE_S = 60.0
 
 
-#: How long one of several topics is waited for inside a transaction.
+#: How long a reader of several topics waits for each of them inside a transaction.
 TURN_MS = 1_000
 
 
-#: How much longer than its wait the last poll before a time-out may take. That of ``get`` grows where answers take longer.
+#: How much longer than its wait the last poll before a time-out may take. For ``get`` it grows if answers take longer.
 GRACE_S = 0.25
 
 
-#: The page that ``get`` ends its wait with: one message that is none.
+#: The page with which ``get`` ends its wait: None instead of a message.
 NOTHING: Any = [None]
 
 
@@ -108,7 +108,7 @@ class AsyncReading:
             if not WILD & set(topic):
                 topic_name(channel.namespace, topic)
         self.stop = ReaderStop()
-        # A following reader waits for an unreachable daemon without a deadline; its last save does not, nor ``stop`` end it.
+        # A following reader waits for an unreachable daemon without a deadline. Its last save has one, and ignores ``stop``.
         self._channel = channel.for_reader(self.stop, endless=plan.follow and transaction is None)
         self._bounded = channel
         self._plan = plan
@@ -117,7 +117,7 @@ class AsyncReading:
         self.keeps_position = position is not None
         self.is_inside = transaction is not None
         self.closed = False
-        #: The message that the loop has and has not finished.
+        #: The message that the loop has not finished yet.
         self.at_hand: Message[Any] | None = None
         self._done: dict[str, bytes] = {}
         self._done_messages = 0
@@ -127,13 +127,13 @@ class AsyncReading:
         self._begun = False
         self._refresh_s = 0.0
         self._has_answer = False
-        #: When a poll was first refused for want of the transaction service, after the last answer.
+        #: When a poll was first refused for lack of the transaction service, after the last answer.
         self._refused_s: float | None = None
         self._backoff = Backoff(PAUSES_S, channel.random)
         #: When ``get`` gives up waiting.
         self._get_until_s = inf
         self._get_grace_s = GRACE_S
-        #: Whether ``get`` has asked the daemon: it does so once, even if its time is over. True between calls of it.
+        #: True if ``get`` has asked the daemon, which it does once even if its time is over. True between calls of ``get``.
         self._has_asked = True
         self._idle_until_s = inf
         self._page: list[Message[Any]] = []
@@ -162,7 +162,7 @@ class AsyncReading:
                 try:
                     messages = await self._fetch(track)
                     self._has_answer, self._refused_s = True, None
-                    # Where answers come later than that, the next one needs as long.
+                    # If this answer was later than that, keep the longer limit: the next one may be as late.
                     if self._channel.now() <= self._get_until_s + GRACE_S:
                         self._get_grace_s = GRACE_S
                 except TransactionsUnavailable as error:
@@ -182,7 +182,7 @@ class AsyncReading:
         except (DeadlineExceeded, Unavailable) as error:
             if not self._is_cut_off(error):
                 raise
-            await self._pause(inf)  # a daemon that is away may be given up before the time is over
+            await self._pause(inf)  # calls to an unreachable daemon may end before the time is over
             return None if self.stop.is_set else self._nothing()
         return None
 
@@ -218,11 +218,11 @@ class AsyncReading:
     def _is_cut_off(self, error: PlainsongError) -> bool:
         """True if a call failed because the time of ``get`` or of idling was over; ``get`` gives the next one longer."""
         channel = self._channel
-        # An endless call has no other deadline; a position of the caller's own may have some.
+        # An endless call has no other deadline; a position that the caller implements may have one.
         if not self._is_over() and not (channel.endless and error is channel.passed):
             return False
         self._has_asked = True
-        # Cut off was an attempt, and not the pause after one that failed by itself.
+        # An attempt was cut off, not the pause after an attempt that failed by itself.
         if isinstance(error.__cause__, DeadlineExceeded) or channel.now() >= channel.until_s:
             most_s = max(GRACE_S, channel.settings.request_timeout_s)
             self._get_grace_s = min(2 * self._get_grace_s, most_s)
@@ -251,10 +251,10 @@ class AsyncReading:
         return await self._wait()
 
     async def _wait_for_service(self, error: TransactionsUnavailable) -> None:
-        """Pauses while the service restarts. Raises ``error`` if the reader does not follow, or the service stays away."""
+        """Pauses while the service restarts. Raises ``error`` if the reader does not follow, or the service stays unavailable."""
         now_s = self._channel.now()
         if self._refused_s is None:
-            self._refused_s = now_s  # and not since the last answer: the loop may have been at work with its messages
+            self._refused_s = now_s  # not since the last answer: the loop may have spent time on its messages
         if not self._plan.follow or not self._has_answer or now_s - self._refused_s > UNAVAILABLE_S:
             raise error
         await self._pause(pause_after(error, self._backoff))
@@ -339,7 +339,7 @@ class AsyncReading:
         return self._taken(track, page)
 
     def _fitting(self, make: Callable[[int | None], calls.Call[T]]) -> calls.Call[T]:
-        """The call of a poll, for no more bytes than come in time; after a time-out it is for fewer."""
+        """A poll for no more bytes than can arrive in time; after a time-out, the retry asks for fewer."""
 
         def again(error: PlainsongError) -> calls.Call[T] | None:
             if not isinstance(error, DeadlineExceeded):
@@ -351,7 +351,7 @@ class AsyncReading:
         return call._replace(again=again, in_pieces=self._page_bytes.is_least)
 
     def _note_arrival(self, began_s: float) -> None:
-        """A poll that began then has its answer."""
+        """Records the arrival of the answer to a poll that began at ``began_s``."""
         channel = self._channel
         limit_s = min(channel.settings.request_timeout_s, channel.until_s - began_s)
         self._page_bytes.came(channel.now() - began_s, limit_s)
@@ -389,7 +389,7 @@ class AsyncReading:
         return await self._wait_for_many()
 
     async def _wait_inside(self, transaction: Transaction) -> Sequence[Message[Any]]:
-        """Waits inside a transaction, whose snapshot shows little that is new: several topics take turns with short waits."""
+        """Waits inside a transaction, whose snapshot shows few new messages: several topics take turns with short waits."""
         left_ms = min(WAIT_MS if len(self._turns) == 1 else TURN_MS, int(transaction.reading_s * 1000))
         left_ms = self._wait_ms(left_ms)
         self._turns.rotate(-1)
@@ -454,7 +454,7 @@ class AsyncReading:
         await self._add(new, None)
 
     def is_time_up(self) -> bool:
-        """True if 90 % of the surrounding transaction's time are over."""
+        """True if 90 % of the surrounding transaction's time has passed."""
         return self._transaction is not None and self._transaction().reading_s <= 0
 
     @property
@@ -465,7 +465,7 @@ class AsyncReading:
     # --- finished messages ----------------------------------------------------------------------
 
     def done_with_message_at_hand(self, now_s: float) -> bool:
-        """Marks it as finished; whether it is time to save."""
+        """Marks the message at hand as finished. Returns True if it is time to save."""
         message, self.at_hand = self.at_hand, None
         if message is None:
             return False
@@ -489,7 +489,7 @@ class AsyncReading:
         if not patiently:
             await self._save(patiently=False)
             return
-        self._idle(begins=False)  # the wait before the message at hand had a time of its own, which may be over
+        self._idle(begins=False)  # the wait before the message at hand had a separate limit, which may have passed
         try:
             await self._save(patiently=True)
         except ReaderStopped:
@@ -500,11 +500,11 @@ class AsyncReading:
 
     @property
     def transactional(self) -> bool:
-        """Whether the transaction's participants commit the position."""
+        """True if the transaction's participants commit the position."""
         return bool(getattr(self._position, "transactional", False))
 
     async def save_or_log(self) -> None:
-        """Saves after the loop was left; logs an error, which no caller would get."""
+        """Saves after the loop was left. Logs errors, which no caller would receive."""
         try:
             await self.save()
         except PlainsongError as error:
@@ -588,10 +588,10 @@ class AsyncReader(Generic[V]):
 
         Args:
           timeout_s: how long to wait for one, while following; None: as long as it takes. The daemon is asked once, even
-            if it is 0. The answer may come later than that, by a quarter of a second; where answers take longer, each
-            ``get`` that one was too late for doubles that, up to ``request_timeout_s``.
+            if it is 0. The answer may be late by a quarter of a second. If answers take longer, each ``get`` that ends
+            before its answer doubles this allowance, up to ``request_timeout_s``.
         Returns:
-          None: nothing came in time, or the reader has ended (``has_ended`` says which).
+          None: no message arrived in time, or the reader has ended (``has_ended`` tells which).
         Raises:
           as the loop does.
         """
@@ -607,7 +607,7 @@ class AsyncReader(Generic[V]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether ``get`` has returned all messages there will be."""
+        """True once ``get`` has returned None because no more messages will follow."""
         return self._has_ended
 
     def stop(self) -> None:

@@ -87,11 +87,11 @@ class Queue(Protocol[P, G]):
 
 
 class Sender(Generic[W, G]):
-    """Delivers the work of a queue, with as many workers as it has work for.
+    """Delivers the work of a queue, with as many workers as there is work for.
 
     Args:
-      deliver: delivers and settles one piece of work; raises nothing.
-      give_up: settles given-up messages; called without the lock.
+      deliver: delivers and completes one piece of work; raises nothing.
+      give_up: completes given-up messages; called without the lock.
       workers: the maximum.
     """
 
@@ -104,9 +104,9 @@ class Sender(Generic[W, G]):
         workers: int,
     ) -> None:
         self.lock = Lock()
-        #: True while the lock is held by the code that asks: by what a signal handler or a finalizer has interrupted.
+        #: True if the code that a signal handler or a finalizer has interrupted here holds the lock.
         self.is_inside = held_here(self.lock)
-        #: Notified when work is settled and at the close; waited for by callers that need room or an empty queue.
+        #: Notified when work is completed and at the close; waited for by callers that need room or an empty queue.
         self.room = Condition(self.lock)
         self.closed = True
         #: True while it is open and a worker runs: senders check this alone. If it is False, ``make_ready`` says why.
@@ -148,9 +148,9 @@ class Sender(Generic[W, G]):
         return None
 
     def put_late(self, closed: str, put: Callable[[], G | None], size: int, room: int) -> None:
-        """Takes a message of a signal handler or a finalizer that has interrupted a thread which holds the lock.
+        """Takes a message from a signal handler or a finalizer that has interrupted a thread which holds the lock.
 
-        What that thread was changing may be half changed. So another thread takes the message when the lock is free, and
+        That thread may be in the middle of a change. So another thread takes the message when the lock is free, and
         every later message is taken after it.
 
         Args:
@@ -215,7 +215,7 @@ class Sender(Generic[W, G]):
             raise
 
     def _ended(self) -> None:
-        """A worker ended. The caller holds the lock."""
+        """Records the end of a worker. The caller holds the lock."""
         self._count -= 1
         self.ready = self.ready and self._count > 0
 
@@ -244,7 +244,7 @@ class Sender(Generic[W, G]):
                 return None, []
 
     def settled(self) -> list[G]:
-        """A piece of work was settled. Returns messages given up because the sender stops. The caller holds the lock."""
+        """Completes a piece of work. Returns messages given up because the sender stops. The caller holds the lock."""
         self.room.notify_all()
         return self._queue.clear() if self._stopping else []
 
@@ -266,7 +266,7 @@ class Sender(Generic[W, G]):
             queue.flushing = self.closed
 
     def close(self, timeout_s: float | None) -> int | None:
-        """Flushes, then gives up messages left after ``timeout_s``. Returns how many are still under way; None: closed before."""
+        """Flushes, then gives up messages left after ``timeout_s``. Returns how many are still in flight; None: closed before."""
         with self.lock:
             if self._stopping:
                 return None
@@ -292,7 +292,7 @@ class Sender(Generic[W, G]):
         self._stopping = True
 
     def abandon(self) -> int:
-        """Gives up waiting messages at once. Returns how many are under way."""
+        """Gives up waiting messages at once. Returns how many are in flight."""
         with self.lock:
             self.stop()
             self._admit()
@@ -327,7 +327,7 @@ class Sender(Generic[W, G]):
 
 
 class Buffered(Generic[Q, F]):
-    """A buffer and the tasks that empty it: what publishers and producers have in common.
+    """A buffer and the tasks that empty it: the base of publishers and producers.
 
     Args:
       noun: what messages and logs call it.
@@ -344,7 +344,7 @@ class Buffered(Generic[Q, F]):
         self._log = logging.getLogger(f"plainsong.{noun}")
 
     def _use(self, queue: Q, name: str, workers: int) -> None:
-        """Starts afresh with an empty queue."""
+        """Starts over with an empty queue."""
         self._queue = queue
         self._tally = Tally[F]()
         self._sender: Sender[Batch[F], Lost[F]] = Sender(name, queue, self._deliver, self._give_up, workers)
@@ -353,14 +353,14 @@ class Buffered(Generic[Q, F]):
 
     @property
     def _opened(self) -> Q:
-        """Its queue. Raises Closed before it is opened."""
+        """The queue. Raises Closed before it is opened."""
         if self._queue is None:
             raise Closed(f"the {self._noun} is not open", hint=BLOCK_HINT)
         return self._queue
 
     @property
     def _is_open(self) -> bool:
-        """Whether it takes messages."""
+        """True if it accepts messages."""
         return self._queue is not None and not self._sender.closed
 
     def _open(self) -> None:
@@ -379,7 +379,7 @@ class Buffered(Generic[Q, F]):
 
     @property
     def counts(self) -> Counts:
-        """Messages that wait, were delivered, failed or were dropped so far."""
+        """The numbers of messages that wait, were delivered, failed or were dropped so far."""
         queue = self._opened
         return self._tally.counts(queue.pending, queue.pending_bytes)
 
@@ -430,7 +430,7 @@ class Buffered(Generic[Q, F]):
         self._without_room(topic, entry, full)
 
     def _take_late(self, topic: str, entry: Entry[F]) -> None:
-        """Takes a message of a signal handler or a finalizer, which has interrupted this sender: never waits for room."""
+        """Takes a message from a signal handler or a finalizer that has interrupted this sender: never waits for room."""
         queue = self._opened
         queue.check_usable()
 
@@ -452,7 +452,7 @@ class Buffered(Generic[Q, F]):
             self._without_room(topic, entry, full)
 
     def _without_room(self, topic: str, entry: Entry[F], full: BufferFull) -> None:
-        """Drops a message, if that is what ``overflow`` says. Raises BufferFull if not."""
+        """Drops a message if ``overflow`` asks for that; otherwise raises BufferFull."""
         raise full
 
     # --- the end -------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ class Buffered(Generic[Q, F]):
 
         Raises:
           NotSent: a message still waits after ``timeout_s`` (None: no limit), or failed since the last
-            flush without a caller retrieving it. The flush gives up nothing. Never in best effort.
+            flush without a caller retrieving it. No message is given up. Never raised in best effort.
         """
         queue = self._opened
         left = self._sender.flush(timeout_s)
@@ -515,7 +515,7 @@ class Buffered(Generic[Q, F]):
         self._give_up(lost)
 
     def _give_up(self, given_up: list[Lost[F]]) -> None:
-        """Settles the futures, and counts; without the lock."""
+        """Completes the futures, and counts them; called without the lock."""
         for lost in given_up:
             settle(self._settling, lost.futures, lost.error)
             self._count_lost(lost)

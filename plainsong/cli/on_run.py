@@ -244,7 +244,7 @@ def _write(stream: IO[bytes], data: bytes) -> None:
 
 
 class DryRunEffect:
-    """Says what the effect would do, and does nothing."""
+    """Reports what the effect would do, and does nothing."""
 
     def __init__(self, words: Sequence[str] | None, url: str | None, *, as_json: bool) -> None:
         self._action: dict[str, Any] = {"run": list(words)} if words is not None else {"post": url}

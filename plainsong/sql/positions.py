@@ -7,7 +7,7 @@
             session.commit()      # effects and position, or neither
 
 Inside ``client.transaction(participants=[SqlParticipant(session)])`` leave out the last two lines. After a rollback,
-read again with a new reader, which starts at the position in the database, so that the same messages come again.
+read again with a new reader, which starts at the position in the database, so that the same messages are read again.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SqlPosition:
         self._is_stale = False
 
     def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
-        """Loads the positions; a topic that was created again since is read from its beginning.
+        """Loads the positions; a topic that has been created again since then is read from its beginning.
 
         Raises TopicNotFound, errors of the connection, and PositionNotSaved when the table cannot be read.
         """
@@ -142,7 +142,7 @@ class SqlPosition:
             self._known[topic] = Stand(stand.generation, row)
 
     def _replace(self, key: Mapping[str, str], row: tuple[int, bytes], expected: tuple[int, bytes] | None) -> bool:
-        """Replaces ``expected`` by ``row``; False when the row is another."""
+        """Replaces ``expected`` by ``row``; False if the row has changed."""
         values = {"generation": row[0], "position": row[1]}
         if expected is None:
             self._session.execute(self._table.insert().values(**key, **values))

@@ -18,7 +18,7 @@ _numbers = count(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--plainsong-required``, and ``plainsong_required`` of the file of settings."""
+    """Add the option ``--plainsong-required`` and the configuration value ``plainsong_required``."""
     text = "Fail the tests that need a Plainsong daemon where none is installed, instead of skipping them."
     parser.getgroup("plainsong").addoption("--plainsong-required", action="store_true", help=text)
     parser.addini("plainsong_required", text, type="bool", default=False)

@@ -124,7 +124,7 @@ T = TypeVar("T")
 #     committed[]    pointer  keys[]
 #
 # Numbers are zigzag varints, as Avro's. A list is its count, its items and a 0; an empty one is the 0 alone.
-# Versions 2 and 3 differ in their number only. Types are 0 short, 1 long, 2 checkpoint.
+# Versions 2 and 3 differ only in their number. Types are 0 short, 1 long, 2 checkpoint.
 
 
 VERSION = 4
@@ -140,7 +140,7 @@ class EntryType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One pointer in progress; a checkpoint has an entry of its own, and is listed in its transaction's too."""
+    """One pointer in progress; a checkpoint has its own entry, and is also listed in that of its transaction."""
 
     expiration_ms: int
     """Negative for a long transaction in version 1, which had no time-out."""
@@ -187,7 +187,7 @@ def encode_snapshot(state: ManagerState) -> bytes:
 
 
 def decode_visibility_state(data: bytes) -> ManagerState:
-    """Decode a snapshot of version 1 to 4 but for its change sets, which may be missing: enough for readers and cleaning.
+    """Decode a snapshot of version 1 to 4 without its change sets, which may be missing: enough for readers and cleaning.
 
     Raises:
       MalformedTransaction: the bytes are malformed or end early; nothing was allocated beyond their own size.
@@ -265,7 +265,7 @@ def _put_keys(out: bytearray, keys: Iterable[bytes]) -> None:
 
 
 def manager_state(ledger: Ledger, visible: Visible, now_ms: int) -> ManagerState:
-    """The durable state of this service in Tephra's terms. Only durable: other programs rely on it."""
+    """The state of this service in Tephra's terms. Only its durable part, since other programs rely on it."""
     entries: dict[int, Entry] = {}
     for pointer in visible.in_progress():
         record = ledger.by_pointer[pointer]
