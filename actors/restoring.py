@@ -300,8 +300,8 @@ class RestoredStore(SpawnsWrites):
         head = Head(
             last=last,
             read_pointer=last,
-            # Pointers from the first one on count as decided, including those issued after the cut, of which no record
-            # is left: their clients may still be running, and must get an error.
+            # Pointers from the first one on count as decided, including those issued after the cut, which left no
+            # record: their clients may still be running, and must get an error.
             first=head.first or self._manifest["cutMs"] * POINTERS_PER_MS,
             forgotten=last,
             unchecked=0,
@@ -611,7 +611,7 @@ def restored_rows(state: TopicState, found: list[Row], generation: int, now_ms: 
 
 
 def _says_restored(state: TopicState, rows: list[Row]) -> list[Row]:
-    """Mark a chained topic as restored, so that its owner adds an entry for that to the chain at the first load.
+    """Mark a chained topic as restored, so that its owner adds an entry about the restore to the chain at the first load.
 
     If the chain was switched off, the owner does so when it is switched on again; until then it cannot be verified.
     """
@@ -625,7 +625,7 @@ def _says_restored(state: TopicState, rows: list[Row]) -> list[Row]:
 
 
 def _producer_up_to(name: str, value: bytes, line: bytes) -> bytes | None:
-    """Return a producer's row as of a line; None if nothing is left, then the stamps of its messages are the record."""
+    """Return a producer's row as of a line; None if nothing is left; then the stamps of its messages are the record."""
     producer = Producer.decode(name, value)
     recent = tuple(result for result in producer.recent if result.last <= line)
     if len(recent) == len(producer.recent):

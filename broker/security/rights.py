@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: A set of verbs is an integer with one bit for each verb.
 BIT: dict[str, int] = {verb: 1 << at for at, verb in enumerate(VERBS)}
 ALL_BITS = (1 << len(VERBS)) - 1
-#: Cached decisions about topics, of all names together; the cache is cleared beyond.
+#: Cached decisions about topics, of all names together; the cache is cleared when it is full.
 MAX_REMEMBERED = 100_000
 #: No namespace or topic is longer than this; decisions about longer ones are not cached.
 MAX_PART = 255

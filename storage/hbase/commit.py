@@ -1,7 +1,7 @@
 """Writes a commit: puts its rows and cells, moves the head, then removes rows and rolls back.
 
     a put fails, or finds another owner           the commit did not happen: the head was never moved
-    another instance moved the head               ``Owners.commit`` tells if the commit happened before that
+    another instance moved the head               ``Owners.commit`` determines if the commit came first
     no connection was free to move the head       the commit did not happen
     the answer to the head's move was lost        unknown
     a removal or rollback after it fails          unknown: the puts have taken effect

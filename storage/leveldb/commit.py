@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from storage.leveldb.volume import Volume
     from storage.leveldb.volume_set import Sets, VolumeSet
 
-#: Request the next volume when the newest is full to this part.
+#: Request the next volume when this fraction of the newest is full.
 PREPARE_AT = 0.6
-#: A volume of this many times its size is not written before the next one exists: commits wait for that, and are
-#: refused if it cannot be made.
+#: A volume that has grown to this many times its size is not written until the next one exists: commits wait for that,
+#: and are refused if it cannot be made.
 MAX_OVERFULL = 2
 #: Bytes that the rollbacks of a group may read together. Bounds the time of one commit step and the memory it takes.
 STEP_BYTES = 2 << 20
@@ -412,7 +412,7 @@ class Committer:
         return None if self._next.is_made else self._next.error
 
     def _seal_if_full(self) -> None:
-        """Seal a full volume if the next one exists. Otherwise it is written until it is far too full."""
+        """Seal a full volume if the next one exists. Otherwise writes to it continue until it is far too full."""
         filled = self._sets.current.newest.memory_bytes
         if filled < PREPARE_AT * self._options.settings.volume_bytes:
             return

@@ -1,4 +1,4 @@
-"""Waits of committed readers for the decision of a message.
+"""Waits of committed readers for a decision about a message.
 
     woken by                     through
       a decision, a rollback       ``PointerIndex.wake`` of the pointer
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.page import Held
 
-#: A reader looks again after this time if no wake-up will come. That is so for a pointer that the transaction service
-#: does not know, which becomes visible once the read pointer has passed it, and for a topic of another instance, whose
+#: A reader looks again after this time if no wake-up is possible. That applies to a pointer that the transaction service
+#: does not know, which becomes visible once the read pointer has passed it, and to a topic of another instance, whose
 #: changes wake no reader here.
 PATIENCE_S = 1.0
 

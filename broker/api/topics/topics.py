@@ -147,7 +147,7 @@ class Topics:
     policies: Policies
     default_ttl_s: int
     flat_properties: bool
-    """True if a topic is shown as its properties alone, as the seed's clients expect."""
+    """True if a topic is shown as its properties alone, as clients of the original service expect."""
     changes: TopicChanges
     catalogue: Catalogue
     tasks: RequestTasks
@@ -335,7 +335,7 @@ _ETAG = re.compile(r'\s*(?:W/)?("[\x21\x23-\x7e]*")\s*(?:,|$)')
 
 
 def if_match_of(request: Request) -> frozenset[str] | None:
-    """Return the etags of ``If-Match``; None if any state will do. Raises InvalidParameter."""
+    """Return the etags of ``If-Match``; None if any state is accepted. Raises InvalidParameter."""
     given = request.headers.get("if-match")
     if given is None or given.strip() == "*":
         return None

@@ -74,10 +74,10 @@ class _Appends:
         self._seconds = 0
 
     def begin(self, names: Sequence[str]) -> list[Appending]:
-        """Bring the archives of topics up to date as far as following does not do that.
+        """Bring the archives of topics up to date where following cannot.
 
         Raises:
-          CommandFailed: an archive has lost messages that its topic does not have any more.
+          CommandFailed: an archive has lost messages that its topic no longer has.
         """
         subjects = [Subject(self._run, self._client, topic, self._choices) for topic in names]
         for subject in subjects:
@@ -102,7 +102,7 @@ class _Appends:
         return sorted(self._behind | {topic for topic, each in self._begun.items() if each.end()})
 
     def _later(self, patterns: Sequence[str]) -> list[Appending]:
-        """Begin with the topics that match a pattern by now; called every second, it looks every ``LOOK_EVERY``."""
+        """Begin with topics that match a pattern by now. Called every second; searches every ``LOOK_EVERY`` seconds."""
         self._seconds += 1
         if not patterns or self._seconds % LOOK_EVERY:
             return []
