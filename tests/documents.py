@@ -97,6 +97,6 @@ def shell_block(text: str, after: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return what links may name after ``#``: headings in lower case, spaces as hyphens, punctuation removed."""
+    """Return the anchors that links may name: headings in lower case, spaces as hyphens, punctuation removed."""
     headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

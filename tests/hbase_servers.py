@@ -24,7 +24,7 @@ REGION_SERVERS = ("region-1", "region-2")
 DATA_NODES = ("data-1", "data-2", "data-3")
 #: ZooKeeper's time-out for a frozen server: longer than stalls of this machine. Tests expire killed ones explicitly.
 SESSION_MS = 60_000
-#: Time limit for the start of many JVMs: it has taken five minutes on a machine with ten times the load.
+#: Time limit for the start of many JVMs: it has taken five minutes on a machine with a tenfold load.
 READY_S = 1_200.0
 #: Maximum heaps: all together about 2 GiB.
 HEAPS = {"master": "-Xmx256m", "thrift": "-Xmx256m", "name": "-Xmx128m"}
@@ -188,7 +188,7 @@ class HBaseServers(HBase):
 
 
 def _add_properties(file: Path, properties: dict[str, object]) -> None:
-    """Append properties to those of the file; the last of a name counts."""
+    """Append properties to those of the file; the last one with a name counts."""
     text = file.read_text() if file.exists() else '<?xml version="1.0"?>\n<configuration>\n</configuration>\n'
     added = "".join(
         f"  <property><name>{name}</name><value>{value}</value></property>\n" for name, value in properties.items()

@@ -1,4 +1,4 @@
-"""Real actors' messages under pointers as readers with views get them: from the cache, from the store, page by page."""
+"""Readers with views get messages under pointers from real actors: from the cache, from the store, page by page."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Listed:
 
 
 async def act(harness, listed, what, pointer, count, more):
-    """Do it in the topic and in the list."""
+    """Apply an action to the topic and to the list."""
     if what == "roll back":
         await harness.ask(RollBackPointer(pointer))
         listed.rolled_back.add(pointer)

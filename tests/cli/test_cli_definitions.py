@@ -69,7 +69,7 @@ def test_both_forms_are_equivalent(alone, filled, tmp_path):
 
 
 def test_topics_of_the_system_are_never_exported(alone, tmp_path):
-    """The daemon makes its own, and accepts them from no file."""
+    """The daemon makes its own, and never accepts them from a file."""
     grants = tmp_path / "grants.toml"
     grants.write_text(
         'format = 1\n[[grant]]\nto = ["operator"]\nverbs = ["all"]\non = ["*:*", "system:*", "service"]\n'

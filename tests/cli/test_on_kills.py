@@ -1,4 +1,4 @@
-"""``plainsong on`` and its daemon under repeated kill -9: every message at least once, in order, repeats only there."""
+"""``plainsong on`` and its daemon under repeated kill -9: every message at least once, in order, with repeats only at kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connecting is fast and the daemon's first answer slow: following events, and opening a stream."""
+"""Following events, and opening a stream, when connecting is fast but the daemon's first answer is slow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVENT = b'id: 1\nevent: attention\ndata: "something"\n\n'
 
 
 class Wire:
-    """Connections whose answers take virtual time. ``script``: for each connection, its answer or an error.
+    """Connections whose answers take simulated time. ``script``: for each connection, its answer or an error.
 
     ``limits`` are the time-outs for connecting.
     """

@@ -99,7 +99,7 @@ class Stage:
         self.news = trio.Event()
 
     async def more(self, count: int, what: str = "acknowledged", patience_s: float = 60.0) -> None:
-        """Wait until ``count`` more of it were counted, up to ``patience_s`` for each."""
+        """Wait for ``count`` more answers of this kind, up to ``patience_s`` for each."""
         before, goal = dict(self.answers), self.answers[what] + count
         while (counted := self.answers[what]) < goal:
             with trio.move_on_after(patience_s):

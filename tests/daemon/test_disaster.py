@@ -1,4 +1,4 @@
-"""The worked disaster of docs/replication.md: its commands run as they stand there, with a real S3 server."""
+"""The worked disaster of docs/replication.md: its commands run unchanged, with a real S3 server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ports import free_port
 from tests.storage.replication.s3_server import s3_server
 
 PAGE = DOCUMENTS["docs/replication.md"]
-#: In the place of a reader who waits for a prompt, or looks again.
+#: Replaces a reader who waits until the daemon is up.
 UNTIL_ALIVE = "until plainsong doctor --live >/dev/null 2>&1; do sleep 0.1; done"
 LOOK = "curl -s "
 

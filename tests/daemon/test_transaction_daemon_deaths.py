@@ -1,4 +1,4 @@
-"""The daemon is killed in the very system call that writes a step of a transaction, or that makes it durable."""
+"""The daemon is killed in the system call that writes a step of a transaction, or that makes it durable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = ("storage.min_free_bytes=0",)
 STEPS = ("begin", "store", "publish", "prepare", "commit")
 #: System calls with their number: before anything is written, within a long write, and before it is durable.
 BEFORE, IN_THE_MIDDLE, BEFORE_THE_SYNC = ("write", 1), ("write", 20), ("fdatasync", 1)
-#: Far longer than a transaction of a few messages, and one of 30 000, takes on a busy machine that stalls.
+#: Far longer than a transaction of a few messages, or of 30 000, takes on a busy machine that stalls.
 TIMEOUT_S, LONG_TIMEOUT_S = 12, 120
 MANY = 30_000
 #: The delay of a call at its entry: enough to read strace's line and send SIGKILL on a busy machine.
@@ -141,7 +141,7 @@ async def harness(tmp_path):
             yield harness
             readers.cancel_scope.cancel()
         async with await Talk.to(daemon.address) as talk:
-            await check_all(talk, harness.plot, TOPICS[::-1])  # one message at a time is for the shortest
+            await check_all(talk, harness.plot, TOPICS[::-1])  # the first is read singly: the shortest
 
 
 @pytest.mark.parametrize(("call", "when"), [BEFORE, BEFORE_THE_SYNC], ids=["before it writes", "before it syncs"])

@@ -1,4 +1,4 @@
-"""Tables that are kept exactly: batches given again, in other portions, after deaths between any two steps."""
+"""Tables stay exact when batches are repeated, divided differently, or interrupted between any two steps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.pipeline.audit_reference import Tables
 
 
 class Died(Exception):
-    """The process is gone, as far as the tables know."""
+    """Simulates the death of the process."""
 
 
 @pytest.mark.parametrize("fan_in", [3, pytest.param(FAN_IN, marks=pytest.mark.torture)])
 def test_messages_in_any_portions_with_repeats_make_the_tables_of_the_reference(spark, tmp_path, monkeypatch, fan_in):
-    """Late and repeated events, dead letters, portions that overlap as those of a new query do, and merges."""
+    """Late and repeated events, dead letters, batches that overlap like those of a new query, and merges."""
     monkeypatch.setattr(keeping_module, "FAN_IN", fan_in)
     messages = messages_of(list(payloads(600, seed=3, bad=0.05)))
     cuts = [0, *sorted(random.Random(3).sample(range(1, 600), fan_in)), 600]
@@ -38,7 +38,7 @@ def test_messages_in_any_portions_with_repeats_make_the_tables_of_the_reference(
             assert len(keeping.manifest.of(table.name)) < fan_in
             assert any(part.level for part in keeping.manifest.of(table.name))
     check_equal(tables_in(tmp_path), Tables(messages))
-    # The parts that were merged are gone from the disk, a moment later.
+    # The next batch removes merged parts from the disk.
     with keep(tmp_path, TABLES, keep_s=0) as keeping:
         absorb(keeping, frame_of(spark, messages_of([b"bad"], first=600)))
         assert not keeping.manifest.retired
@@ -54,7 +54,7 @@ def sixty():
 
 @pytest.fixture(scope="module")
 def begun(spark, sixty, tmp_path_factory):
-    """Tables of the first twenty of them."""
+    """Tables of the first twenty messages."""
     folder = tmp_path_factory.mktemp("begun")
     with keep(folder, TABLES) as keeping:
         absorb(keeping, frame_of(spark, sixty[:20]))

@@ -79,7 +79,7 @@ def root(original, tmp_path):
 
 @pytest.fixture
 def first(original):
-    """The messages as they were first."""
+    """The original messages."""
     return original[1]
 
 
@@ -367,7 +367,7 @@ def test_a_killed_replay_continues_and_each_message_is_published_once(spark, cli
     environ = {**os.environ, **spark_environ(), "PYTHONPATH": str(ROOT)}
     with Proxy(daemon.address) as proxy:
         command += ["--chunk-rows", "20", "--url", proxy.url, "-n", client.namespace, "--master", "local[2]"]
-        # It waits for the answer that its first chunk is there, so that it is not done before it is killed.
+        # The answer to its first chunk is withheld, so that it cannot finish before it is killed.
         proxy.after = {b"/topics/again/publish": "swallow"}
         process = subprocess.Popen(
             command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
