@@ -54,7 +54,7 @@ class TransactionOutcome(TransactionRow):
 
 
 class OldestPointer(TypedDict):
-    """The oldest write pointer that a topic has messages of."""
+    """The oldest write pointer with messages in a topic."""
 
     topic: str
     oldestPointer: Pointer
