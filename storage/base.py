@@ -1,6 +1,6 @@
 """The interface of stores: ordered rows of bytes in three tables. The promises are those of the weakest store.
 
-    each row is whole or absent                       also after a crash, at any moment
+    each row is whole or absent                       even after a crash, at any moment
     a commit is durable when ``write`` returns        until then a prefix of it may be stored, in order
     after an exception the outcome is unknown         the store is reopened before it is used again
 
@@ -263,7 +263,7 @@ class Store(Reads, Protocol):
         claim: Claim,
         while_syncing: Callable[[], object] | None = None,
     ) -> None:
-        """Do ``write`` without waiting. ``completed`` is called once, on the event loop, with the error or None.
+        """Like ``write``, without waiting. ``completed`` is called once, on the event loop, with the error or None.
 
         Args:
           commit: kept by reference until ``completed`` is called.

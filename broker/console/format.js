@@ -105,7 +105,7 @@ export function asText(data, cut = false) {
   }
 }
 
-// Control characters of bidirectional text would display a payload in another order than its own.
+// Control characters of bidirectional text would display a payload in a different order.
 const DIRECTION = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
 export const visible = (text) => text.replace(DIRECTION, (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`);

@@ -20,7 +20,7 @@ def store_kind(client: Client) -> str:
 
 
 def maintenance(client: Client, topic: str) -> Maintenance:
-    """``POST …/maintenance``: what of the topic may go, when the daemon has made that durable. Raises TopicNotFound."""
+    """``POST …/maintenance``: the topic's removable rows, once the daemon has made that durable. Raises TopicNotFound."""
     path = topic_path(client.namespace, topic, "/maintenance?longs=string")
     call: Call[Maintenance] = Call(Request("POST", path), _json, "harmless")
     return run_call(client, call)

@@ -1,7 +1,7 @@
 """The list of volumes: the folders that belong to the store, in writing order; the last one is being written.
 
-It is replaced whole: after a crash it is the old list or the new one. A volume is listed before anything is written to
-it, and its files are removed after it was struck off, so an unlisted folder contains nothing to keep. Only the keeper's
+It is replaced as a whole: after a crash it is the old list or the new one. A volume is listed before anything is written
+to it, and its files are removed only after it is unlisted, so an unlisted folder contains nothing to keep. Only the keeper's
 thread writes the list (``storage.leveldb.keeper``).
 """
 
@@ -31,7 +31,7 @@ STEP_BYTES = 1 << 18
 PAUSE_S = 0.002
 #: Total pause while the files of one volume are shortened, however large it is.
 MAX_PAUSES_S = 2.0
-#: Names of volumes' folders and index files. Anything else in the directory is left alone.
+#: Names of volumes' folders and index files. All other files in the directory are ignored.
 _OURS = re.compile(r"(\d{8,}(\.\d+)?)((\.index)(\.tmp)?)?\Z")
 
 

@@ -1,6 +1,6 @@
-"""``REPLICATION`` in a data directory: the log that belongs to it, and the place up to which it has seen that log.
+"""``REPLICATION`` in a data directory: the log that belongs to it, and the last place in that log that it has recorded.
 
-A directory also notes whether it is a standby's: the settings only say what a new directory becomes.
+It also records whether the directory is a standby's: the settings only decide what a new directory becomes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HINT = "to begin another copy, remove this file and name a new prefix in replic
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """What a take-over knows of the primary whose last commits may be missing."""
+    """Facts for a take-over about the primary, whose last commits may be missing."""
 
     cut_ms: int
     """The time of the last commit in the log."""
@@ -56,32 +56,32 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a directory keeps of its copy. Replaced as a whole."""
+    """A directory's record of its copy. Replaced as a whole."""
 
     store: str
     """Identifies the directory's log; the prefix has the same in its FORMAT."""
     place: Place = ROOT
     """The log is the directory's own up to here."""
     runs: tuple[bytes, ...] = ()
-    """Runs that were started on the directory since ``place`` was noted. Noted before they write anything."""
+    """Runs that were started on the directory since ``place`` was recorded. Recorded before they write anything."""
     base: int | None = None
     """The commit of a complete base from which the log goes to ``place`` without a gap; None if there is none."""
     base_ms: int = 0
     """When that base was made."""
     standby: bool = False
-    """The directory follows the log of another one. ``place`` is then that of the base that it was built from, ``ROOT``
+    """True if the directory follows the log of another one. ``place`` is then that of the base that it was built from, ``ROOT``
     while that is not complete."""
     shift: int | None = 0
     """Commit numbers minus the store's own numbers: a standby that has taken over continues those of the log. None if
     the next opening finds it: the store's last commit is that of ``place``."""
     until: int = 0
-    """Of a standby: its store is consistent from this commit on."""
+    """For a standby: its store is consistent from this commit on."""
     settle: Settle | None = None
-    """The rules of a restore are to be applied before the store is served."""
+    """Set if the rules of a restore must be applied before the store is served."""
     ahead_ms: int = 0
-    """Of a standby that builds again: see ``Settle``."""
+    """For a standby that is being rebuilt: see ``Settle``."""
     aside: str = ""
-    """Of a standby: the folder in the directory into which the store of a deposed primary is still to be moved."""
+    """For a standby: the folder in the directory to which the store of a deposed primary must still be moved."""
     events: tuple[Event, ...] = ()
     """To be recorded in the audit by the next primary on this directory."""
 

@@ -185,7 +185,7 @@ class TransactionRoutes:
         return json_answer([_shown(_seen(status, request), as_number) for status in found])
 
     async def show(self, request: Request) -> Answer:
-        """Show a transaction, also a decided one; the state of one that is not remembered is ``unknown``."""
+        """Show a transaction, even a decided one; the state of one that is not remembered is ``unknown``."""
         as_number = numbers(request.query)
         transaction_id = parse_transaction_id(request.path["transaction"])
         status = await self.embedded().look(transaction_id, partial(_sees, request))

@@ -56,7 +56,7 @@ class Source:
     """The column that orders the rows."""
 
     def rows(self, spark: SparkSession, start: str, end: str) -> DataFrame:
-        """Return the rows of a range; an empty text is no bound."""
+        """Return the rows of a range; an empty string is no bound."""
         raise NotImplementedError
 
     def as_read(self, spark: SparkSession) -> dict[str, str]:

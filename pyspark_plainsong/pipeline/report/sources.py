@@ -116,7 +116,7 @@ def _since(topics: Sequence[TopicFacts], grid: Grid) -> int:
 
 
 def archived_facts(spark: SparkSession, root: str, namespace: str, topic: str, ttl_ms: int | None) -> TopicFacts:
-    """Return the facts that an archive alone has of a topic: of its last generation.
+    """Return the facts about a topic that an archive alone has, for its last generation.
 
     Raises:
       CommandFailed: the archive does not have the topic, or its time to live is not known.
@@ -200,7 +200,7 @@ def ask_about(found: Iterable[Found], transactions: Transactions, *, step: Calla
     Args:
       step: called after each request.
     Raises:
-      PlainsongError: a request failed. A daemon without a transaction service is no failure.
+      PlainsongError: a request failed. A daemon without a transaction service is not a failure.
     """
     decisions: list[Decision] = []
     unavailable = None
