@@ -10,7 +10,7 @@ A transaction calls its participants in the order in which they were added, the 
     rollback_tx    the transaction is not committed: undo everything
 
 A checkpoint calls ``commit_tx``, then ``update_tx`` with the same transaction under a new write pointer; so ``commit_tx``
-may be called several times. ``rollback_tx`` may be called at any time after ``start_tx``, also on a participant that has
+may be called several times. ``rollback_tx`` may be called at any time after ``start_tx``, even on a participant that has
 done nothing yet, but never after the decision to commit. If a later participant fails to start, the earlier ones are
 not rolled back, since they have done nothing; a participant that holds a connection or lock by then may have a seventh
 method, ``abandon_tx()``, to release it. If the outcome of the commit cannot be found out, the transaction calls neither

@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def judged(lock: str, dependencies: list[dict[str, Any]]) -> tuple[list[str], bool]:
-    """What to say about one lock file, and whether a vulnerability is known.
+    """Return the report on one lock file, and True if a vulnerability is known.
 
     Args:
       dependencies: pip-audit's own: each with ``name`` and ``version`` and ``vulns``, or with a ``skip_reason``.

@@ -1,7 +1,7 @@
-"""Calls in threads of trio's: every call of the daemon that blocks goes through here.
+"""Calls in trio's threads: every blocking call of the daemon goes through here.
 
 The system may refuse a thread: a container's bound on pids, ``ulimit -u``, a unit's TasksMax. Trio then raises a bare
-RuntimeError. But threads that trio has started are used again, so the call waits until one is free.
+RuntimeError. But trio reuses the threads that it has started, so the call waits until one is free.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-#: How long a call waits for a thread, and how often it asks again.
+#: How long a call waits for a thread, and how often it retries.
 MAX_WAIT_S = 5.0
 _ASK_EVERY_S = 0.02
 NO_THREAD = "the system allows the daemon no more threads"
@@ -65,5 +65,5 @@ async def in_thread(
 
 
 def is_refused(error: BaseException) -> bool:
-    """True if an error is Python's for a thread that the system refuses."""
+    """True if an error is the one that Python raises when the system refuses a thread."""
     return isinstance(error, RuntimeError) and "can't start new thread" in str(error)

@@ -134,7 +134,7 @@ class Keycloak:
             process.wait()
 
     def token(self) -> str:
-        """Return a token of the client itself, as a service gets it."""
+        """Return a token for the client itself, as a service gets it."""
         return str(self._post(f"{self.issuer}/protocol/openid-connect/token", CLIENT, SECRET)["access_token"])
 
     def rotate_keys(self) -> None:

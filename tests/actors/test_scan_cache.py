@@ -39,7 +39,7 @@ def costs(*caches):
     return sum(chunk.cost for cache in caches for chunk in cache.chunks)
 
 
-# --- who needs no disk ----------------------------------------------------------------------------
+# --- requests that need no disk -------------------------------------------------------------------
 
 
 async def test_a_reader_inside_the_cache_does_not_touch_the_disk():

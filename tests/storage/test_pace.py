@@ -1,4 +1,4 @@
-"""Pauses between steps of reading much of a store: in proportion to the work in this process only."""
+"""Pauses between the steps of a long read of a store are proportional to the work in this process only."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def run(program: str, *arguments: str, set_up: bool = True) -> str:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_publish_gives_its_trace_to_each_message_that_has_none(tmp_path, processes):
-    """Without OpenTelemetry at either end: any program that sends the header takes part."""
+    """This works without OpenTelemetry at either end, for any program that sends the header."""
     with Daemon(tmp_path / "data", f"http.processes={processes}") as daemon, Client(url_of(daemon)) as client:
         client.create_topic("orders")
         body = {

@@ -33,7 +33,7 @@ _KEY, _VALUE = itemgetter(0), itemgetter(1)
 TOGETHER = 16
 #: Larger rows are read one at a time.
 _TOGETHER_BYTES = 4 << 10
-#: The longest list of rows, and about its maximum size. A page that ends within a list has read the rest for nothing,
+#: The longest list of rows, and about its maximum size. A page that ends within a list has wasted the read of the rest,
 #: and each list costs its reader some microseconds.
 LIST_ROWS = 500
 _LIST_BYTES = 256 << 10

@@ -17,7 +17,7 @@ from plainsong.protocol.ids import FIRST_BOUND
 Kind = Literal[
     "lost",  # acknowledged, or committed according to a response, and missing in the end
     "vanished",  # read, and missing in the end
-    "doubled",  # a message is there twice, or two messages got the same id
+    "doubled",  # a message exists twice, or two messages got the same id
     "applied anyway",  # refused, reported as undone, or never sent; and there
     "split",  # part of a request or of a transaction is there, or was seen alone
     "reordered",  # a page out of order; two readers, two orders; a producer's later sequence first
