@@ -9,8 +9,8 @@
             ...
 
 It needs ``plainsong-server``, in this environment or any other. With pytest the fixtures ``plainsong_broker`` and
-``plainsong_client`` are there without an import. Where no daemon is installed tests are skipped, and pytest's first lines
-say so; with ``PLAINSONG_TESTING_REQUIRED=1``, or pytest's ``--plainsong-required``, they fail.
+``plainsong_client`` are available without an import. Where no daemon is installed, tests are skipped, as pytest's first
+lines report; with ``PLAINSONG_TESTING_REQUIRED=1``, or pytest's ``--plainsong-required``, they fail.
 """
 
 from __future__ import annotations
@@ -105,11 +105,11 @@ class Broker:
         self._output: list[str] = []
         self._clients: list[Client] = []
         self._port = _free_port()
-        #: Where it listens; the same after ``restart``.
+        #: Its URL, which stays the same after ``restart``.
         self.url = ""
         #: Its time of day.
         self.clock = Clock(self)
-        #: What it does wrong next.
+        #: Makes the daemon fail once.
         self.faults = Faults(self)
 
     def __enter__(self) -> Self:
@@ -127,7 +127,7 @@ class Broker:
         return f"<Broker at {self.url}>"
 
     def client(self, **options: Any) -> Client:
-        """A client of it, with the options of ``Client``; closed with the block of ``broker`` at the latest."""
+        """A client of this daemon, with the options of ``Client``; closed at the end of the block of ``broker`` at the latest."""
         from plainsong import Client
 
         client = Client(self.url, **options)
@@ -170,12 +170,12 @@ class Broker:
             self.tell(advance_ms=self.clock.ahead_ms)
 
     def restart(self) -> None:
-        """Stops it in good order and starts it again at the same address. A store in memory is empty then."""
+        """Stops the daemon cleanly and starts it again at the same address. A store in memory is then empty."""
         self.stop()
         self.start()
 
     def stop(self) -> None:
-        """SIGTERM, and its end. Idempotent."""
+        """Sends SIGTERM, and waits until the daemon has ended. Idempotent."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -183,14 +183,14 @@ class Broker:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL, and its end. Idempotent."""
+        """Sends SIGKILL, and waits until the daemon has ended. Idempotent."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def close(self) -> None:
-        """Ends its clients and the daemon. Idempotent."""
+        """Closes its clients and kills the daemon. Idempotent."""
         for client in self._clients:
             with suppress(Exception):
                 client.close()
@@ -216,7 +216,7 @@ class Clock:
 
     def __init__(self, owner: Broker) -> None:
         self._owner = owner
-        #: How far it was moved; a restart keeps it.
+        #: Milliseconds by which it was moved; a restart keeps them.
         self.ahead_ms = 0
 
     def advance(self, seconds: float) -> None:
@@ -233,11 +233,11 @@ class Faults:
         self._owner = owner
 
     def next_publish(self, kind: Literal["unknown", "refused"]) -> None:
-        """``unknown``: it is done, and the answer says that the outcome is unknown. ``refused``: nothing happens, as if the daemon were busy."""
+        """``unknown``: the publish takes effect, and the answer says that the outcome is unknown. ``refused``: nothing happens, as if the daemon were busy."""
         self._owner.tell(next_publish=kind)
 
     def next_commit(self, kind: Literal["lost"]) -> None:
-        """``lost``: it is done, and its answer is lost."""
+        """``lost``: the commit takes effect, and its answer is lost."""
         self._owner.tell(next_commit=kind)
 
     @contextmanager
@@ -257,7 +257,7 @@ class Faults:
 
 
 def _free_port() -> int:
-    """A port that outgoing connections do not take while the daemon is away."""
+    """A port that outgoing connections do not take while the daemon is down."""
     for _ in range(100):
         port = random.randrange(10_000, 32_000)
         with socket.socket() as one, suppress(OSError):
@@ -267,7 +267,7 @@ def _free_port() -> int:
 
 
 class _Reading:
-    """Reads what a process says, to its end, so that it never waits for a reader."""
+    """Reads the output of a process to its end, so that the process never blocks on a full pipe."""
 
     def __init__(self, output: IO[str], lines: list[str]) -> None:
         self._serving: dict[str, Any] | None = None

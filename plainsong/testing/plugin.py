@@ -59,6 +59,6 @@ def plainsong_broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def plainsong_client(plainsong_broker: Broker) -> Iterator[Client]:
-    """A client of it, in a namespace that no other test uses."""
+    """A client of the session's daemon, in a namespace that no other test uses."""
     with plainsong_broker.client(namespace=f"test_{next(_numbers)}") as client:
         yield client
