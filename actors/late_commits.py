@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from actors.mailbox import RunQueue
     from storage.replication.counted_store import CountingOutbox
 
-#: How often the outbox is checked, and requests of turns under way are answered.
+#: Interval between checks of the outbox; while it is unavailable, each check ends the requests of turns under way.
 EVERY_S = 0.1
 
 
 class LateCommits:
-    """Watches the commits of one store. Refuses requests from its creation on, until everything counts."""
+    """Watches the commits of one store. From its creation it refuses requests until all commits count."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class LateCommits:
         self._look()
 
     async def run(self) -> None:
-        """Watch until cancelled; from then on no commit is waited for, so that the actors can end."""
+        """Watch until cancelled; after that, actors no longer wait for commits, so that they can end."""
         try:
             while True:
                 self._look()

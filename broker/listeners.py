@@ -31,7 +31,7 @@ async def serve(
     *,
     task_status: trio.TaskStatus[list[str]],
 ) -> None:
-    """Serve HTTP, and other instances, until ``stop`` is set; started once connections are accepted. Raises OSError."""
+    """Serve HTTP, and other instances, until ``stop`` is set; started once it accepts connections. Raises OSError."""
     config = daemon.config
     settings = config.http
     peers = None if daemon.cluster is None else daemon.cluster.peer_handler()

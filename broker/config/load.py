@@ -1,4 +1,4 @@
-"""Loads the settings: file, environment and flags over the defaults, each value with its origin."""
+"""Loads the settings: defaults, overridden by the file, the environment and flags; records the origin of each value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PREFIX = "PLAINSONG_"
 _URL = re.compile(r"https?:")
-#: Settings of the last version that do nothing any more, and why; the next version refuses them.
+#: Settings of the previous version that have no effect any more, and the reason; the next version refuses them.
 RETIRED = {
     "http.lane": "every HTTP/1.1 request is served in the same way",
     "storage.compression": "LevelDB compresses each block that gets smaller by it",
@@ -26,24 +26,25 @@ RETIRED = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """The settings and, by name, where each came from: ``default``, a file, a variable, or a flag."""
+    """The settings and, by name, the origin of each: ``default``, a file, a variable, or a flag."""
 
     config: Config
     origins: dict[str, str]
     warnings: tuple[str, ...] = ()
-    """Settings that do nothing any more, each with its origin."""
+    """Settings without effect, each with its origin."""
 
 
 def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedConfig:
-    """Read and check all settings. Opens nothing but ``file``.
+    """Read and check all settings. Opens no file except ``file``.
 
     Args:
-      file: the TOML file; None reads none. Files that it names start at its folder, but for ``storage.data_dir``.
-      environ: ``PLAINSONG_<SECTION>__<KEY>`` sets a value (a section within another adds a ``__``), ``PORT`` sets the
-        first port of ``http.bind``; other names, also with ``PLAINSONG_``, are ignored.
-      flags: values by ``section.key``, as text or as values.
+      file: the TOML file; None if there is none. File names in it are relative to its folder, except
+        ``storage.data_dir``.
+      environ: ``PLAINSONG_<SECTION>__<KEY>`` sets a value (a nested section adds a ``__``), ``PORT`` sets the first port
+        of ``http.bind``; other names, even with ``PLAINSONG_``, are ignored.
+      flags: values by ``section.key``, as text or already parsed.
     Raises:
-      ConfigError: with all problems, not only the first.
+      ConfigError: lists all problems, not only the first.
     """
     loading = _Loading()
     if file is not None:
@@ -52,7 +53,7 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
     for name, raw in flags.items():
         loading.take(name, raw, "flag", text=True)
     config = config_of(loading.values)
-    # Settings are checked against each other only once each is valid alone.
+    # Combinations of settings are checked only if each setting is valid.
     problems = loading.problems or check_across(config, loading.origins)
     if problems:
         raise ConfigError(problems)
@@ -60,7 +61,7 @@ def load_config(file: Path | None, environ: Mapping[str, str], flags: Mapping[st
 
 
 class _Loading:
-    """The values so far, later ones over earlier ones, and their problems."""
+    """The values so far, where later ones replace earlier ones, and their problems."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -96,7 +97,7 @@ class _Loading:
             self.problems.append(Problem(origin, f"cannot be read: {error.strerror}"))
         except UnicodeDecodeError as error:
             self.problems.append(Problem(origin, f"is not UTF-8 text: byte {error.start}"))
-        except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+        except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
             self.problems.append(Problem(origin, f"is not TOML: {error}"))
         else:
             for section, table in tables.items():
@@ -122,7 +123,7 @@ class _Loading:
             self._take_port(environ["PORT"].strip())
 
     def _take_port(self, port: str) -> None:
-        """Apply ``PORT``, in which platforms that start processes pass the port, and only that."""
+        """Apply ``PORT``, by which hosting platforms pass the port, without an address."""
         origin = "environment PORT"
         places = parse_binds(self.values.get("http.bind", every_setting()["http.bind"].default))
         first = next((place for place in places if isinstance(place, Address)), None)
@@ -134,7 +135,7 @@ class _Loading:
 
 
 def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Return the variables of settings, with the settings' names: those with a double underscore after the prefix."""
+    """Yield the variables that set a setting, with its name: those with a double underscore after the prefix."""
     for variable in sorted(environ):
         name = variable.removeprefix(PREFIX)
         if variable.startswith(PREFIX) and "__" in name:

@@ -1,12 +1,12 @@
 """The reactor: one task that waits for the sockets of all connections at once.
 
-If each task waited for its own socket, trio would need a kernel registration, a deadline and a turn of the loop for
-each read, which costs more than a small request itself. Here each socket is registered once, edge-triggered, in a
-separate epoll, and one task waits for that. For a resting connection it calls ``readable``, which may answer a request
+If each task waited for its own socket, trio would need a kernel registration, a deadline and an event loop iteration
+for each read, which costs more than a small request itself. Here each socket is registered once, edge-triggered, in a
+separate epoll, and one task waits for that. For an idle connection it calls ``readable``, which may answer a request
 directly; otherwise it wakes the connection's task.
 
-A client that sends its next request right after an answer would find the event loop asleep, and waking it takes as
-long as serving the request. While a single such client is active, the reactor spins briefly for its next request
+If a client sends its next request right after an answer, the event loop is already asleep, and waking it takes as long
+as serving the request. While a single such client is active, the reactor spins briefly for its next request
 (``_busy_poll``).
 """
 
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("plainsong.http")
 _RINGS = select.EPOLLIN | select.EPOLLET
 _EDGES = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
-#: Sockets served in one turn of the loop, so that other tasks run soon.
+#: Limit on sockets served in one turn of the event loop, so that other tasks run soon.
 MAX_READY = 128
 #: A client is quick if its next request arrives within this time of its answer, including the time to wake the task.
 QUICK_S = 120e-6
-#: The reactor spins after this many turns in a row with quick requests of one client only.
+#: The reactor spins after this many consecutive turns with only quick requests of one client.
 QUICK_TURNS = 3
-#: The limits of one spin: its time, and its calls of epoll, of a microsecond each.
+#: The limits of one spin: its time, and its calls of epoll, which take a microsecond each.
 SPIN_S = 60e-6
 MAX_POLLS = 100
-#: Other tasks run after this time in any case.
+#: Busy polling ends after this time in any case, so that the event loop and other tasks run.
 BUSY_POLL_S = 2e-3
-#: Time for which the rest of a body is awaited without a task.
+#: How long to wait for the rest of a request's body without a task.
 GATHER_S = 1.0
 
 
@@ -73,9 +73,9 @@ class Member(Protocol):
 
 
 class _ReadyTasks(trio.abc.Instrument):
-    """The runnable tasks that have not run yet, as far as they were scheduled after ``watch``.
+    """The runnable tasks that were scheduled after ``watch`` and have not run yet.
 
-    Trio's statistics leave out tasks that run in the current round of the event loop.
+    Trio's statistics do not include tasks that are due in the current turn of the event loop.
     """
 
     def __init__(self) -> None:
@@ -96,11 +96,11 @@ class _ReadyTasks(trio.abc.Instrument):
             self.tasks.clear()
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
-        """It can run."""
+        """See ``trio.abc.Instrument``: the task is runnable."""
         self.tasks.add(task)
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """It runs."""
+        """See ``trio.abc.Instrument``: the task is about to run."""
         self.tasks.discard(task)
 
 
@@ -113,7 +113,7 @@ async def open_reactor(
     Args:
       keep_alive_s: see ``Reactor.resting``.
       turns: the run queue of the actors that handlers ask without a task; None: there are no such handlers.
-      bell: see ``Reactor``.
+      waker: see ``Reactor``.
     """
     reactor = Reactor(keep_alive_s, waker)
     if turns is not None:
@@ -135,16 +135,16 @@ async def open_reactor(
 
 
 class Reactor:
-    """Waits for the sockets of all its members. Keep ``run`` running, and that of its deadlines."""
+    """Waits for the sockets of all its members. ``run``, and the ``run`` of both its deadlines, must keep running."""
 
     def __init__(self, keep_alive_s: float, waker: Waker | None = None) -> None:
-        """Create it in the event loop that runs it; ``close`` frees it.
+        """Create it in the event loop that runs it; ``close`` frees its descriptors.
 
         Args:
-          waker: the store's; registered while the reactor runs, so that it wakes the event loop.
+          waker: the store's; registered only while the reactor runs, so that it wakes the event loop.
         """
         self._store_waker = waker
-        #: Called before and after the requests of each turn of the loop are read.
+        #: Called before and after reading the requests of each turn of the event loop.
         self.before_reading: Callable[[], None] = lambda: None
         self.after_reading: Callable[[], None] = lambda: None
         #: Called when ``run`` ends.
@@ -155,16 +155,16 @@ class Reactor:
         self._told = 0
         self._client = -1
         self._ended_s = 0.0
-        #: Number of turns in a row with one request of the same client, each soon after the last.
+        #: Number of consecutive turns with a single request of the same client, each soon after the last.
         self._quick_turns = 0
         self._ready = _ReadyTasks()
         self._epoll = select.epoll()
-        #: Wakes the reactor's task for other reasons than a socket.
+        #: Wakes the reactor's task for reasons other than a socket.
         self._waker = Waker()
         self._epoll.register(self._waker, _RINGS)
         self._members: dict[int, Member] = {}
         self._again: deque[Member] = deque()
-        #: Members that wait for a request for ``keep_alive_s`` at most, and those whose request's body is incomplete.
+        #: Members idle for ``keep_alive_s`` at most, and members whose current request has an incomplete body.
         self.resting = Deadlines[Member](keep_alive_s, lambda member: member.give_up())
         self.gathering = Deadlines[Member](GATHER_S, lambda member: member.wake())
 
@@ -173,7 +173,7 @@ class Reactor:
         self._waker.close()
 
     def add(self, sock: Socket, member: Member) -> None:
-        """Notify ``member`` of events of ``sock`` from now on, and of those that are already there."""
+        """Notify ``member`` of all events of ``sock`` from now on, and of pending ones."""
         self._members[sock.fileno()] = member
         self._epoll.register(sock, _EDGES)
 
@@ -186,7 +186,7 @@ class Reactor:
         self.gathering.drop(member)
 
     def again(self, member: Member) -> None:
-        """Call ``readable`` soon, without an edge: there may be more to read."""
+        """Call ``readable`` soon, without an event from epoll: there may be more to read."""
         if not self._again:
             self._waker.wake()
         self._again.append(member)
@@ -219,8 +219,8 @@ class Reactor:
     def _busy_poll(self, until_s: float) -> None:
         """Serve the next requests of one client without sleeping in between.
 
-        It ends when a task can run, and after ``BUSY_POLL_S``, for events that only the event loop gets from the
-        kernel.
+        Returns once any task is runnable, and after ``BUSY_POLL_S`` at the latest, so that the event loop can collect
+        the events that only it gets from the kernel.
         """
         client = self._client
         while self.may_spin() and not self._again and not self._ready.tasks:

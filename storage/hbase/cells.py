@@ -1,15 +1,15 @@
-"""Rows of the metadata table: two cells from which a topic's head chooses, or one with compare-and-set.
+"""Rows of the metadata table: with two cells, from which a head selects the valid one, or with one cell.
 
-Rows of topics and of the transaction service have two cells, of which one counts:
+Rows of topics and of the transaction service have two cells, one of which is valid:
 
     cells a, b    stamp  01 value | 00        00: the row is removed
     governed by   ns:topic:  and  00 kind ns:topic: …     the head of the topic
                   00 'x' …                                the head of the transaction service
 
-The value is that of the last commit that took effect. The owner puts its next value into the other cell, by
-compare-and-set, and it counts once the commit does. So a value stays readable until the next one is certain, and a late
-put of a replaced owner either finds an unexpected cell or is never read. Only the owner of the head writes these rows;
-all other rows of the table have one cell, see ``Cells``.
+The valid cell is that of the last commit that took effect. The owner puts the next value into the other cell, by
+compare-and-set; that cell becomes valid with its commit. So a value stays readable until the next one is certain, and a
+late put of a deposed owner either finds an unexpected cell or is never read. Only the owner of the head writes these
+rows; all other rows of the table have one cell, see ``Cells``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from storage.hbase.pool import Pool
 
 SLOTS = (FAMILY + b":a", FAMILY + b":b")
-#: ``metadata_key`` of the name under which the transaction service claims.
+#: ``metadata_key`` of the name that the transaction service claims.
 SERVICE_PREFIX = b":transactions:"
 _THERE, _GONE = b"\x01", b"\x00"
 _SLOT_HEAD_BYTES = STAMP.size + 1
@@ -71,7 +71,7 @@ class SlotPair(NamedTuple):
         return [_stamp_of(cell) for cell in self if cell]
 
     def valid(self, head: Head) -> int | None:
-        """Return the index of the cell that counts; None if neither does. Raises DamagedRow."""
+        """Return the index of the valid cell; None if there is none. Raises DamagedRow."""
         counting = [(stamp, at) for at, cell in enumerate(self) if cell and head.counts(stamp := _stamp_of(cell))]
         return max(counting)[1] if counting else None
 
@@ -100,7 +100,7 @@ def _stamp_of(cell: bytes) -> Stamp:
 
 
 class Slots:
-    """Writes rows of two cells, for the owner of their head."""
+    """Writes rows with two cells, for the owner of their head."""
 
     def __init__(self, pool: Pool, table: bytes) -> None:
         self._pool = pool
@@ -113,18 +113,18 @@ class Slots:
         return SlotPair.of({column: cell.value for column, cell in rows[0].columns.items()}) if rows else SlotPair()
 
     async def put(self, key: bytes, value: bytes | None, stamp: Stamp, head: Head) -> None:
-        """Put the row's value after the commit of ``stamp``; None: removed.
+        """Put the value that the row has after the commit of ``stamp``; None removes the row.
 
         Args:
           head: the owner's head before that commit.
         Raises:
-          Deposed: a later owner has written the row; by this head its cell would seem not to count.
+          Deposed: a later owner has written the row; judged by this outdated head, its cell would seem invalid.
           StoreError: the outcome is unknown.
         """
         after = slot_of(stamp, value)
         pair = self._known.pop(key, None)
         if pair is None:
-            # Most uncached rows are new; a row with any cell has the first one.
+            # Most uncached rows are new, so assume that. If the row exists, its first cell does, and the swap fails.
             pair = SlotPair() if value is not None else await self.get(key)
         for _ in range(_ATTEMPTS):
             if pair.is_beyond(head):
@@ -160,14 +160,14 @@ class Slots:
 
 # --- cells -----------------------------------------------------------------------------------------
 #
-# Rows of the metadata table that no head governs have one cell, which no older owner can replace:
+# Rows of the metadata table that no head governs have one cell, which an earlier owner cannot replace:
 #
 #     cell v    epoch:u64  01 value | 00        00: the row is removed
 #
-# Their writer has claimed a name without a namespace. The epochs of such claims ascend with time across names
-# (``owners.Epochs``), so the cell's epoch decides if it may be replaced. A removed row remains as a cell that marks it:
-# the gateway has no compare-and-delete, and a plain delete that arrives late would remove the value of a later owner.
-# Such rows are few: properties of namespaces, and rows about the whole store. They take effect when they are put.
+# Their writer has claimed a name without a namespace. The epochs of such claims increase over time across all names
+# (``owners.Epochs``), so the cell's epoch decides if it may be replaced. Removing a row puts a cell that marks it as
+# removed: the gateway has no compare-and-delete, and a plain delete that arrives late would remove a later owner's value.
+# Such rows are few: properties of namespaces, and rows about the whole store. A put takes effect immediately.
 
 
 _EPOCH = struct.Struct(">Q")
@@ -200,21 +200,21 @@ def epoch_in(cell: bytes | None) -> int:
 
 
 class Cells:
-    """Reads and writes rows of one cell."""
+    """Reads and writes rows with one cell."""
 
     def __init__(self, pool: Pool, table: bytes) -> None:
         self._pool = pool
         self._table = table
 
     async def get(self, key: bytes) -> bytes | None:
-        """Return the cell of a row, None if there is none. Raises StoreError."""
+        """Return the cell of a row; None if there is no cell. Raises StoreError."""
         rows = await self._pool.call("getRow", self._table, key, {})
         return rows[0].columns[CELL].value if rows and CELL in rows[0].columns else None
 
     async def swap(self, key: bytes, before: bytes | None, after: bytes) -> bool:
         """Replace ``before`` (None: no cell) by ``after``; return False if the cell has changed. Raises StoreError.
 
-        Also True if an attempt whose answer was lost has done it.
+        Also returns True if an earlier attempt, whose answer was lost, has replaced it.
         """
         mutation = thrift.Mutation(column=CELL, value=after)
         if await self._pool.call("checkAndPut", self._table, key, CELL, before, mutation, {}):
@@ -237,10 +237,10 @@ class Cells:
                 return
 
     async def put_expected(self, key: bytes, expected: bytes | None, value: bytes | None, epoch: int) -> None:
-        """Do ``put`` if the value is ``expected``, also if it is ``value`` already: ``swap`` detects its own lost answers.
+        """Do ``put`` if the current value is ``expected``; ``swap`` recognizes that an unanswered attempt succeeded.
 
         Raises:
-          StoreConflict: the value is another one; nothing happened. Also what ``put`` raises.
+          StoreConflict: the current value is a different one; nothing happened. Also what ``put`` raises.
         """
         while True:
             before = await self.get(key)

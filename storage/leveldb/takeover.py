@@ -1,7 +1,7 @@
 """Upgrades a data directory of an earlier format in place.
 
-Format 2 differs only in FORMAT: its volumes stay unchanged, and later ones may have packs, which a program of format
-2 would read as messages. The volume being written gets no packs; the first one after it does.
+Format 2 differs only in the file FORMAT: its volumes stay unchanged, and later ones may have packs, which a program for
+format 2 would read as messages. The volume being written gets no packs; the next one does.
 
 Format 1 (version 0.1) is one LevelDB with all tables, which becomes the first volume. Messages and payloads stay in
 place, since a volume has the same keys. The metadata is copied to its own database; the rows that remain in the volume
@@ -91,7 +91,7 @@ def _copy_metadata(directory: Path, options: LevelDBOptions, *, check: bool) -> 
                             batch.put(ROW + key, value)
         except FOREIGN as error:
             raise call_failed(error, "copying the metadata") from error
-        # Flushed to a table, which LevelDB syncs.
+        # LevelDB syncs the table that this writes.
         target.flush_memory()
         target.sync()
     sync_directory(copy)
@@ -99,10 +99,10 @@ def _copy_metadata(directory: Path, options: LevelDBOptions, *, check: bool) -> 
 
 
 def _move(directory: Path, options: LevelDBOptions) -> None:
-    """Finish an upgrade of format 1, if one is unfinished.
+    """Finish an upgrade from format 1, if one is unfinished.
 
-    ``rows`` alone shows that: it moves last. Without it a missing list is damage, and every volume may have rows, so
-    the list must be there, durably, before ``rows`` moves.
+    The upgrade is unfinished if and only if ``rows`` exists, since it moves last. Once it has moved, a missing list is
+    damage, and every volume may have rows, so the list must be durable before ``rows`` moves.
     """
     volumes, rows, copy = directory / VOLUMES_NAME, directory / ROWS_NAME, directory / _COPY_NAME
     if not rows.exists():

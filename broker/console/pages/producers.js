@@ -1,4 +1,4 @@
-// The producers that a topic remembers, and the last sequence id of each.
+// The producers that a topic remembers, each with its last sequence id.
 
 import { get, now, topicPath } from "../api.js";
 import { count, duration, time } from "../format.js";

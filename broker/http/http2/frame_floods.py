@@ -1,4 +1,4 @@
-"""Patch: hypercorn has no bound on small frames, each of which takes as much time as thousands of bytes."""
+"""Patch: limits small frames, which hypercorn does not, although each costs as much time as thousands of bytes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _PREFACE_BYTES = 24
 _FRAME_HEAD_BYTES = 9
 _DATA, _HEADERS, _RST_STREAM = 0, 1, 3
 _END_STREAM = 1
-#: Control frames that are free with each request, such as those that open the windows of its answer; a reset takes them
-#: back, plus one.
+#: Control frames that each request may send free of charge, such as window updates for its answer. A reset revokes them,
+#: and is charged itself.
 _CONTROLS_OF_REQUEST = 4
 
 
 class FrameCutter:
-    """Finds the ends of frames in received data, so that it can be handled a few frames at a time."""
+    """Splits received data at the ends of frames, so that it can be handled a few frames at a time."""
 
     __slots__ = ("_allowance", "_head", "_left")
 
     def __init__(self, allowance: FrameAllowance) -> None:
         self._allowance = allowance
-        #: The received part of a frame's head, and the missing bytes of the current frame.
+        #: The received part of a frame header, and the number of missing bytes of the current frame.
         self._head = b""
         self._left = _PREFACE_BYTES
 
@@ -69,7 +69,7 @@ class FrameCutter:
 
 
 class FrameFloods(Patch):
-    """Handles received data a few frames at a time, and ends a connection that sends too many without content."""
+    """Handles received data a few frames at a time, and ends a connection that sends too many frames without content."""
 
     def __init__(self, *others: Any, bounds: Http2Bounds) -> None:
         super().__init__(*others, bounds=bounds)
@@ -89,7 +89,7 @@ class FrameFloods(Patch):
                 await self._end("too many frames without content")
                 return
             try:
-                # Not around the events, which wait for the application.
+                # Released before the events are handled, because they may wait for the application.
                 async with self.bounds.long_work if begin else nullcontext():
                     events = self.connection.receive_data(data[begin:at])
             except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""Adds the entries of requests, changes and loads to a topic's chain; see ``plainsong.protocol.topic.chain``."""
+"""Adds entries for requests, changes and loads to a topic's chain; see ``plainsong.protocol.topic.chain``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def chain_rows(
     pointer: int | None,
     row_extras: RowExtras | None,
 ) -> None:
-    """Add the entries of one request's rows: those of ``batch`` from ``first`` on, with ``size`` bytes."""
+    """Add the entries for one request's rows: the rows of ``batch`` from ``first`` on, ``size`` bytes in total."""
     chain = state.chain
     assert chain is not None
     alike = ttls_s is None and pointer is None and (row_extras is None or not row_extras.has_attributes)
@@ -87,11 +87,11 @@ def chain_stored(
     ttl_s: int | None,
     pointer: int,
 ) -> None:
-    """Add the entry of a row that publishes stored messages, if the topic has a chain.
+    """Add the entry for a row that publishes stored messages, if the topic has a chain.
 
     Args:
       links: the links of the winning segments, by index.
-      pointer: its write pointer; 0 if it has none.
+      pointer: the row's write pointer; 0 if it has none.
     """
     chain = state.chain
     if chain is None:
@@ -101,12 +101,12 @@ def chain_stored(
 
 
 def chain_prefix(state: TopicState) -> bytes:
-    """Return the prefix of the keys of entries."""
+    """Return the key prefix of the chain's entries."""
     return payload_prefix(state.name, state.living_or_last().generation, CHAIN_POINTER)
 
 
 def add_entry(state: TopicState, step: Step, kind: str, **record: object) -> None:
-    """Add an entry that covers no messages, at a position of its own. Does nothing without a chain."""
+    """Add an entry that covers no messages, at its own position. Does nothing if the topic has no chain."""
     chain = state.chain
     if chain is None:
         return
@@ -119,7 +119,7 @@ def add_entry(state: TopicState, step: Step, kind: str, **record: object) -> Non
 def begin_chain(state: TopicState, step: Step) -> None:
     """Add the entry that begins the chain; earlier messages are not covered.
 
-    A chain that was switched off continues after its end.
+    If the topic had a chain before, the new entry continues from its end.
     """
     metadata = state.living_or_last()
     if state.chain is None:
@@ -129,7 +129,7 @@ def begin_chain(state: TopicState, step: Step) -> None:
 
 
 def end_chain(state: TopicState, step: Step) -> ChainEnd:
-    """Add the entry that ends the chain; return the end from which a later chain continues."""
+    """Add the entry that ends the chain; return its end, from which a later chain continues."""
     assert state.chain is not None
     add_entry(state, step, END)
     end = ChainEnd(state.chain.position, state.chain.number, state.chain.link)
@@ -162,7 +162,7 @@ def say_restored(state: TopicState, step: Step) -> None:
 
 
 def describe_chain(state: TopicState, step: Step, ask: DescribeChain, now: Now) -> ChainView:
-    """Return the end of the chain. Raises TopicNotFound, NotFound (the topic has no chain)."""
+    """Return the end of the chain. Raises TopicNotFound, or NotFound if the topic has no chain."""
     del now
     step.write_entry()
     metadata, chain = state.living(), state.chain
@@ -204,7 +204,8 @@ def restore_chain(state: TopicState, last: tuple[bytes, bytes] | None) -> bytes 
     entry = None if last is None else ChainEntry.decode(*last)
     if entry is not None and (end is None or entry.position >= end.position):
         chain.number, chain.position, chain.link = entry.number, entry.position, entry.link
-    # A commit was cut off after the metadata that switched the chain on, or before the metadata that switched it off.
+    # True only if a commit was cut off: after the metadata that switched the chain on, or before the metadata that
+    # switched it off.
     chain.begins = entry is None or entry.kind == END or (end is not None and entry.position <= end.position)
     chain.due = chain.begins or metadata.restored is not None
     return None if chain.begins else chain.position

@@ -1,4 +1,4 @@
-"""The producers that a topic remembers: one producer and its row, the table of all, and the policy on remembering."""
+"""The producers that a topic remembers: a producer and its row, the table of all producers, and the policy."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ INHERITED = NamespacePolicy()
 
 
 class Effective(NamedTuple):
-    """The decision whether a topic remembers producers, and the level that decided it."""
+    """The policy in effect for a topic, and the level that it comes from."""
 
     enabled: bool
     level: Level
 
 
 def effective_policy(name: TopicName, own: Deduplication, policy: NamespacePolicy, *, default: bool) -> Effective:
-    """Decide for topic ``name``: by its own property ``own``, else its namespace's, else the service's default."""
+    """Return the policy for topic ``name``: its own property ``own``, else its namespace's, else the service's default."""
     if own != "inherit":
         return Effective(own == "enabled", "topic")
     if name.namespace == SYSTEM_NAMESPACE:
@@ -59,7 +59,7 @@ def effective_policy(name: TopicName, own: Deduplication, policy: NamespacePolic
 # producers row   o on  s switched  f from  g forgotten  x epochs
 
 
-#: Number of requests of a producer that are remembered, with the positions of their messages.
+#: Number of recent requests of a producer to remember, with the positions of their messages.
 MAX_RESULTS = 5
 #: The largest sequence id: the maximum of an Avro long.
 MAX_SEQUENCE_ID = (1 << 63) - 1
@@ -86,7 +86,7 @@ class Producer:
     pushed: int = -1
     """The highest sequence id accepted."""
     persisted: int = -1
-    """The highest durable one; lower than ``pushed`` while a commit is under way."""
+    """The highest durable sequence id; lower than ``pushed`` while a commit is under way."""
     active_ms: int = 0
     retention_ms: int | None = None
     """Its retention while inactive, if longer than the default."""
@@ -138,7 +138,7 @@ def _result(packed: Any) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class DeduplicationRecord:
-    """A generation's row about producers: whether they are remembered, and from which position on."""
+    """A generation's row about deduplication: its state, and the positions from which stamps are valid."""
 
     on: bool = True
     switched: int = field(default=0, compare=False)
@@ -146,7 +146,7 @@ class DeduplicationRecord:
     since: bytes | None = None
     """The position up to which stamps are void; None if all are valid."""
     forgotten: bytes | None = None
-    """The last position when producers were last forgotten; stamps up to it are in the producers' rows, or void."""
+    """The topic's last position when producers were last forgotten; earlier stamps are in the producers' rows, or void."""
     epochs: int = 0
     """Sessions get only epochs above this one."""
 
@@ -185,7 +185,7 @@ _BY_DEFAULT = Effective(enabled=True, level="service")
 
 
 class AppliedPolicy(NamedTuple):
-    """The settings that were last applied."""
+    """The most recently applied settings."""
 
     generation: int
     own: Deduplication
@@ -194,7 +194,7 @@ class AppliedPolicy(NamedTuple):
 
 @dataclass(slots=True)
 class ProducerTable:
-    """The producers of one generation; an empty table costs nothing to keep, to write or to load."""
+    """The producers of one generation; an empty table costs nothing to keep, write or load."""
 
     retention_ms: int
     """The default retention of an inactive producer."""
@@ -205,7 +205,7 @@ class ProducerTable:
     record: DeduplicationRecord | None = None
     """The row on disk; None if the generation never had a producer."""
     policy: Effective = _BY_DEFAULT
-    """The decision whether producers are remembered."""
+    """The policy in effect."""
     applied: AppliedPolicy | None = None
     changed: set[str] = field(default_factory=set)
     """Names of producers whose rows have to be written before the next high-water mark."""
@@ -217,7 +217,7 @@ class ProducerTable:
     entries: int = 0
     """Requests of producers since the last snapshot."""
     due_s: float | None = None
-    """When a snapshot is due even without requests, on the monotonic clock."""
+    """The time at which a snapshot is due even without requests, on the monotonic clock."""
     snapshot_position: bytes | None = None
     snapshot_ms: int = 0
     replayed_entries: int = 0
@@ -300,7 +300,7 @@ class ProducerTable:
         self.snapshot_position, self.snapshot_ms = position, time_ms
 
     def load(self, row: DeduplicationRecord, producers: dict[str, Producer | None]) -> None:
-        """Start from the rows on disk; a producer is None if its row cannot be read."""
+        """Load the rows on disk; a producer is None if its row cannot be read."""
         self.record = row
         if not row.on:
             self.obsolete = list(producers)
