@@ -1,4 +1,4 @@
-"""A publish stream: each call waits only for room, and returns a ticket for the answer."""
+"""A publish stream: each call waits only for space in the buffer, and returns a ticket for the answer."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class AsyncStream:
             await self._end(error, orderly=orderly)
 
     async def _received(self) -> tuple[PlainsongError, bool]:
-        """Receives answers; returns why the connection ended, and whether the daemon closed it in good order."""
+        """Receives answers; returns the error that ended the connection, and True if the daemon closed it in good order."""
         answer_s = self._answer_s()
         look_s, before = now() + answer_s, self._unanswered_after()
         try:
@@ -249,7 +249,7 @@ class AsyncStream:
             self._count_as_failed(wrong)
 
     def _answer_s(self) -> float:
-        """How long the next answer may take, with its request if that is large and still on its way."""
+        """Seconds that the next answer may take, including the upload of its request if that is large."""
         return self._channel.settings.request_timeout_s + upload_s(self._queue.oldest_bytes)
 
     def _unanswered_after(self) -> int | None:
@@ -273,7 +273,7 @@ class AsyncStream:
             self._tally.failed([ticket], ticket._failure())
 
     def _abandon(self) -> int:
-        """Ends without waiting: an exception left the block."""
+        """Ends without waiting, because the block raised an exception."""
         with self._lock:
             self._closing = True
             self._sender.stop()
@@ -314,7 +314,7 @@ class AsyncStream:
         return ticket
 
     async def send(self, request: PublishRequest) -> AsyncTicket[Receipt | PublishResponse]:
-        """As ``publish``, for a request with any of its fields; under a write pointer its answer is a ``PublishResponse``."""
+        """As ``publish``, for a request with any fields; under a write pointer its answer is a ``PublishResponse``."""
         tracing.stamp(request)
         ticket: AsyncTicket[Receipt | PublishResponse] = AsyncTicket(self._settling, len(request.messages))
         queue = self._queue
@@ -412,7 +412,7 @@ class AsyncStream:
     # --- fork and exit hooks of the synchronous client -----------------------------------------
 
     async def _after_fork(self) -> None:
-        """Ends it in a child: the parent keeps the connection."""
+        """Ends the stream in a child process: the parent keeps the connection."""
         self._connection.forget()
         self._settling.renew()
         self._make_sender()
@@ -421,7 +421,7 @@ class AsyncStream:
         self._queue.end(OutcomeUnknown("the process forked: the parent has this stream"), orderly=False)
 
     async def _at_exit(self) -> None:
-        """Waits up to ``exit_timeout_s`` for the open requests."""
+        """Waits up to ``exit_timeout_s`` for the answers to open requests."""
         try:
             await self.aclose(self.exit_timeout_s)
         except NotSent as error:

@@ -1,4 +1,4 @@
-"""Messages on standard output: format strings, JSON lines, and no bytes that would control a terminal."""
+"""Prints messages to standard output: format strings, JSON lines, and escapes for terminal control characters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class Shape:
-    """A parsed format string: ``shape(message)`` is the line without its end.
+    """A parsed format string: ``shape(message)`` formats a message as a line without its terminator.
 
     Raises:
       ValueError: unknown field or escape.
@@ -102,10 +102,10 @@ class Printer:
     """Writes messages to standard output.
 
     Args:
-      shape: the format; None: JSON, when ``as_json``, else ``default``.
+      shape: the format; None means JSON if ``as_json``, otherwise ``default``.
       null: end each message with NUL.
-      grep: write only messages whose payload it matches somewhere.
-      limit: the most messages to write.
+      grep: write only messages whose payload contains a match.
+      limit: the maximum number of messages to write.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Printer:
         return self._limit is not None and self.count >= self._limit
 
     def write(self, messages: Iterable[Printable]) -> None:
-        """Writes the messages and flushes, so that the reader of a pipe has them all."""
+        """Writes the messages and flushes, so that the reader of a pipe gets them immediately."""
         wanted: Iterable[Printable] = messages
         if self._grep is not None:
             wanted = (message for message in messages if self._grep.search(message.payload))
