@@ -1,11 +1,11 @@
-"""``python -m bench.document``: write the tables of the documents from the results of benchmark runs.
+"""``python -m bench.document``: update the tables in the documents from the results of benchmark runs.
 
     python -m bench.document [RESULTS ...]
 
-Each table stands between two comments, ``<!-- measured NAME: begin -->`` and ``<!-- measured NAME: end -->``, and is
-replaced if one of the files has its section. Without arguments these are the ``results.json`` that ``make bench``,
-``make bench-peers`` and ``make bench-both`` leave below ``bench/report``, as far as there are any. The text around the
-tables is not changed: read it again after every run.
+Each table is between two comments, ``<!-- measured NAME: begin -->`` and ``<!-- measured NAME: end -->``, and is
+replaced if one of the files has its section. Without arguments the files are those that ``make bench``, ``make
+bench-peers`` and ``make bench-both`` have written: each ``results.json`` under ``bench/report``. The text around the
+tables is not changed: review it after every run.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SAME = (
     *("batch, 1 connection", "batch, 4 connections"),
     *("batch over 50 topics, 4 connections", "batch for 20 s, 4 connections"),
 )
-#: Loads of the comparison, by their names in the results, with the names for readers.
+#: The loads to compare: their names in the results, and the names to show.
 LOADS = {name: name for name in _SAME} | {
     "page": "page: the same 10 000 messages, read again and again",
     "walk": "walk: a topic read from its start, in pages of 10 000",
 }
-#: Those of the README, and its columns.
+#: The loads and columns of the table in the README.
 README_LOADS = {
     "single, 1 connection": "one message a request, 1 connection",
     "single, 16 connections": "one message a request, 16 connections",
@@ -64,12 +64,12 @@ class Run:
     profile: str
 
     def rows(self, section: str) -> Rows:
-        """Return the rows of a section; none if it was not measured."""
+        """Return the rows of a section; empty if it was not measured."""
         found: Rows = self.sections.get(section, {}).get("rows", [])
         return found
 
     def about(self) -> str:
-        """Return the conditions in a line."""
+        """Return the conditions of the run as one line."""
         facts = self.facts
         words = [facts["date"], f"{facts['cores']} cores", *([facts["processor"]] if "processor" in facts else [])]
         if "a synced append of 200 B" in facts:
@@ -86,19 +86,19 @@ class Document:
 
     path: str
     name: str
-    """The name in its comments."""
+    """The NAME in its two comments."""
     section: str
     make: Callable[[Run], list[str]]
-    """Returns its lines."""
+    """Returns the lines of the table."""
 
 
 def medians(rows: Rows, label: str) -> dict[str, dict[str, float]]:
-    """Return the medians of a section's rows by the label that tells them apart."""
+    """Return the medians of each row of a section, by the value of ``label``, which identifies the row."""
     return {row["what"][label]: {name: value["median"] for name, value in row["values"].items()} for row in rows}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = True) -> list[str]:
-    """Format a table in Markdown, all columns but the first to the right if they are ``numbers``."""
+    """Format a table in Markdown; ``numbers`` right-aligns all columns but the first."""
     rule = "|---|" + ("--:|" if numbers else "---|") * (len(head) - 1)
     return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]
 
@@ -111,7 +111,7 @@ def _cell(values: Mapping[str, float], name: str) -> str:
 
 
 def rates(run: Run) -> list[str]:
-    """Return messages a second of all peers."""
+    """Return the table of messages per second of all peers."""
     found = medians(run.rows("peers-rates"), "load")
     return table(
         ["load", *PEERS],
@@ -120,7 +120,7 @@ def rates(run: Run) -> list[str]:
 
 
 def readme(run: Run) -> list[str]:
-    """Return the rows of them that the README has."""
+    """Return the README's shorter table of rates."""
     found = medians(run.rows("peers-rates"), "load")
     return table(
         ["load", *README_PEERS.values()],
@@ -129,7 +129,7 @@ def readme(run: Run) -> list[str]:
 
 
 def transactions(run: Run) -> list[str]:
-    """Return whole transactions a second of the peers that have them, with the median and the 99th percentile."""
+    """Return transactions per second of the peers that support them, with the median and the 99th percentile."""
     found = medians(run.rows("peers-rates"), "load")
     waits = {(row["what"]["load"], row["what"]["peer"]): row["values"] for row in run.rows("peers-waits")}
 
@@ -148,7 +148,7 @@ def transactions(run: Run) -> list[str]:
 
 
 def waits(run: Run) -> list[str]:
-    """Return the waits of the open loops."""
+    """Return the latencies of the open-loop loads."""
     found = {(row["what"]["rate"], row["what"]["peer"]): row["values"] for row in run.rows("peers-open")}
 
     def cell(rate: str, peer: str) -> str:
@@ -189,7 +189,7 @@ def original(run: Run) -> list[str]:
 
 
 def both(run: Run) -> list[str]:
-    """Return all loads of ``bench.peers.both``, those that differ in connections alone in one row."""
+    """Return all loads of ``bench.peers.both``; loads that differ only in connections share a row."""
     grouped: dict[str, list[tuple[str, Mapping[str, float]]]] = {}
     for load, values in medians(run.rows("peers-both"), "load").items():
         name, _, connections = load.rpartition(", ") if load.endswith(("connection", "connections")) else (load, "", "")
@@ -213,7 +213,7 @@ def both(run: Run) -> list[str]:
 
 
 def growth(run: Run) -> list[str]:
-    """Return what grows with the number of messages, and with the number of topics."""
+    """Return sizes and times by the number of messages, and by the number of topics."""
     lines: list[str] = []
     shown = {
         "a second": "stored in a second",
@@ -234,7 +234,7 @@ def growth(run: Run) -> list[str]:
 
 
 def spark(run: Run) -> list[str]:
-    """Return rows a second through Spark, and what they are compared with."""
+    """Return rows per second through Spark, and the rates to compare them with."""
     lines: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
     for row in run.rows("spark"):
         what = row["what"]
@@ -270,7 +270,11 @@ def marks(name: str) -> tuple[str, str]:
 
 
 def written(text: str, name: str, lines: Sequence[str]) -> str:
-    """Return a document with other lines between the comments of this name. Raises LookupError: it has none."""
+    """Return the document with the lines between the comments of this name replaced.
+
+    Raises:
+      LookupError: the comments occur never, or more than once.
+    """
     begin, end = marks(name)
     replaced, count = re.subn(
         f"{begin}.*?{end}", lambda _: "\n".join([begin, "", *lines, "", end]), text, flags=re.DOTALL

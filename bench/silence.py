@@ -1,9 +1,9 @@
-"""Unavailability of topics to their clients when their owner leaves or dies.
+"""Measures how long topics are unavailable when their owner leaves or dies.
 
 There is one client per topic, connected to the remaining instance. When its topic is released, it publishes repeatedly
 until that instance answers itself (a forwarded response names the owner); the time until then is the topic's silence.
-The client detects the release by a poll parked at the leaving owner, which ends with the release. So no client notices
-late because it asks rarely, and none causes load before. A dying owner releases all topics at once.
+The client detects the release by a poll parked at the leaving owner, which ends with the release, so detection takes no
+polling interval, and the clients cause no load before. A dying owner releases all topics at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RETRY_S = 0.02
 _FORWARDED = b"\r\nplainsong-owner:"
 #: Longer than any silence in a valid run.
 PATIENCE_S = 120.0
-#: How long a poll waits if its topic stays; longer than any hand-over.
+#: How long a poll waits while its topic is not released; longer than any hand-over.
 HELD_MS = 60_000
 
 
@@ -39,8 +39,8 @@ def silences(
     """Call ``end_owner``; return each topic's silence in seconds, shortest first. Raises trio.TooSlowError.
 
     Args:
-      port: of the remaining instance.
-      leaving: the owner, if it releases its topics; None: it dies.
+      port: the port of the remaining instance.
+      leaving: the owner, if it releases its topics; None if it dies.
     """
     return sorted(trio.run(_silences, port, topics, end_owner, leaving))
 

@@ -1,6 +1,6 @@
 """A scheduler starts programs when data arrives, another program ends, or an external event occurs (use case 3).
 
-Each trigger causes one run, although the scheduler, programs and daemon may be killed at any moment:
+Each trigger causes exactly one run, even if the scheduler, a program or the daemon is killed at any moment:
 
 * The runs that an event triggers, and the position after it, are committed together in the scheduler's database.
 * After a crash, runs that have not ended are started again. A run is a *producer* of two messages, ``started`` and
@@ -45,7 +45,7 @@ class Trigger:
     every: int = 1
 
     def matches(self, event: Message) -> bool:
-        """Return True if the event matches. Only JSON objects can."""
+        """Return True if the event matches. Its value may be any JSON, but only objects match."""
         return event.topic == self.topic and isinstance(event.value, dict) and self.says.items() <= event.value.items()
 
 
@@ -72,7 +72,7 @@ class DatabasePosition:
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """The scheduler's database; a connection for each thread."""
+    """Open the scheduler's database; each thread needs its own connection."""
     database = sqlite3.connect(path, timeout=30)
     database.executescript(TABLES)
     return database
@@ -106,7 +106,7 @@ def serve(client: Client, path: Path, url: str, limit: int | None) -> None:
 
 
 def is_pulled(database: sqlite3.Connection, trigger: Trigger, event: Message) -> bool:
-    """Count a matching event; return True if the trigger has enough of them."""
+    """Count a matching event; return True if it is the n-th, which pulls the trigger."""
     if not trigger.matches(event):
         return False
     [events] = database.execute(
@@ -154,7 +154,7 @@ def play(client: Client, path: Path, url: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:7420", help="URL of the daemon (default: %(default)s)")
     parser.add_argument("--namespace", default="scheduler", help="namespace of the topics (default: %(default)s)")
