@@ -1,4 +1,4 @@
-"""The documents as tests read them: their text, their links, and the lines that a reader would paste."""
+"""Reads the documents for tests: their text, links, code blocks and shell commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-#: Every document for people, by its path from the root.
+#: The text of every document, by its path from the root.
 DOCUMENTS = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in (
@@ -30,7 +30,7 @@ _SPAN = re.compile(r"`([^`\n]+)`")
 
 
 def write_generated(name: str, markdown: str) -> None:
-    """Replace the text between the marks of this name in docs/reliability.md."""
+    """Replace the text between the markers with this name in docs/reliability.md."""
     path = ROOT / "docs/reliability.md"
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     document = path.read_text(encoding="utf-8")
@@ -39,13 +39,13 @@ def write_generated(name: str, markdown: str) -> None:
 
 
 def generated(name: str) -> str:
-    """Return the text between the marks of this name in docs/reliability.md."""
+    """Return the text between the markers with this name in docs/reliability.md."""
     document = DOCUMENTS["docs/reliability.md"]
     return document.partition(f"<!-- {name}: begin -->")[2].partition(f"<!-- {name}: end -->")[0]
 
 
 def prose(text: str) -> str:
-    """``text`` without its fenced blocks."""
+    """Return ``text`` without its fenced blocks."""
     return _FENCE.sub("", text)
 
 
@@ -55,12 +55,12 @@ def links(text: str) -> list[str]:
 
 
 def spans(text: str) -> list[str]:
-    """Return the texts in backticks outside of blocks."""
+    """Return the inline code spans outside fenced blocks."""
     return _SPAN.findall(prose(text))
 
 
 def paths(text: str) -> list[str]:
-    """Return files and folders of the tree: those in backticks, and those at the start of a line of a drawn tree."""
+    """Return the files and folders of the repository that a document names, in backticks or in a directory listing."""
     named = [span for span in spans(text) if _PATH.fullmatch(span)]
     drawn = [fence["body"].splitlines() for fence in _FENCE.finditer(text) if not fence["info"]]
     return named + [found[0] for lines in drawn for line in lines if (found := _FOLDER.match(line))]

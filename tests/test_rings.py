@@ -99,7 +99,7 @@ def test_a_test_that_fails_among_others_and_passes_alone_is_unstable_and_no_fail
     assert any(line.startswith("UNSTABLE in test_note.py, to be repaired") for line in lines)
     assert "  tests.test_note::test_it" in lines
     assert "assert was_there" in (tmp_path / "test_note.py.first.txt").read_text()
-    assert (tmp_path / "others").read_text() == "ran "  # the second time only what had failed
+    assert (tmp_path / "others").read_text() == "ran "  # the second run has only the failed test
 
 
 def test_a_test_that_fails_twice_has_failed(tree, capsys):

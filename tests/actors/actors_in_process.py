@@ -1,4 +1,4 @@
-"""Actors assembled as in the daemon, on a store in memory that fails on request and a clock set by hand."""
+"""Actors assembled as in the daemon, with an in-memory store that fails on request and a clock that tests set."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Watch(NoObserver):
 
 @dataclass
 class Harness:
-    """The actors and their environment, to use and to inspect."""
+    """The actors and their environment, for tests to use and inspect."""
 
     store: FaultyStore
     clock: SetClock
@@ -103,7 +103,7 @@ class Harness:
         return await self.ask(Look(since, end_before, deadline_s), name)
 
     async def page(self, since=FIRST_BOUND, limit=10**6, max_bytes=10**9, name=NAME, cached=True):
-        """Return the page of a poll; without ``cached`` the store's."""
+        """Return the page of a poll; without ``cached`` it is read from the store."""
         span = await self.look(since, name=name)
         if not cached:
             return await read_page(self.store, None, span, limit=limit, max_bytes=max_bytes)
@@ -140,7 +140,7 @@ async def actors(
     sweeping=False,
     **around,
 ):
-    """Run a harness; it ends as the daemon does: closed, drained, or cut off if the body raises."""
+    """Run a harness. It ends as the daemon does: closed and drained, or cut off if the body raises."""
     store = store or FaultyStore(MemoryStore())
     clock, watch = clock or SetClock(), Watch()
     space = SpaceGuard(store, 1)

@@ -25,7 +25,7 @@ class View:
         self._cluster = cluster
         self._owners = {}
         self._told = []
-        #: Topics that others have claimed according to the store, in order.
+        #: Topics that, according to the store, another owner has claimed, in order.
         self.lost = []
 
     @property
@@ -50,7 +50,7 @@ class View:
         self._told.append(told)
 
     def set(self, owner, name=None):
-        """Set the owner of a topic, or of everything else, in this instance's view."""
+        """Set the owner of a topic, or with no name of all topics, in this instance's view."""
         if name is None:
             self._owners.clear()
         self._owners[name] = owner
@@ -60,7 +60,7 @@ class View:
 
 @asynccontextmanager
 async def instances(*names, owner=None, **options):
-    """Run harnesses by name, each with ``views[name]``; ``owner`` (by default the first) owns everything."""
+    """Run a harness for each name, with a ``View`` of its own; at first ``owner`` (default: the first) owns all topics."""
     shared = SharedMemory()
     harnesses = {}
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The pass over the invalid list: complete or not, its rollbacks, when pointers are pruned, its report."""
+"""Passes over the invalid list: complete and incomplete ones, their rollbacks, pruning of pointers, log lines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def signs(disk):
 
 
 async def an_invalid_one(it, *names):
-    """Make an invalid transaction with a message in each of these topics."""
+    """Publish a message to each of these topics in a transaction, and invalidate it; return its pointer."""
     pointer = (await it.service.begin()).transaction.write_pointer
     for name in names:
         await publish(it.harness, pointer, "m", name=name)
@@ -289,7 +289,7 @@ async def test_without_a_maximum_lifetime_nothing_is_pruned_automatically(autoju
 
 
 class Elsewhere:
-    """A list kept by an authority that is unavailable, or cannot record the pass."""
+    """An invalid list on another instance, which is unavailable or cannot record the pass."""
 
     def __init__(self, fails):
         self.fails = fails

@@ -1,4 +1,4 @@
-"""Defects of the original service's cleanup that concern payloads, each by name (its section 5.2)."""
+"""The original service's defects in the cleanup of payloads, numbered as in section 5.2 of its description."""
 
 from __future__ import annotations
 

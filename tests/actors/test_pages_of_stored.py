@@ -1,4 +1,4 @@
-"""Stored messages on pages: each defect of the original's read path, by name, and the promises to readers."""
+"""Pages with stored messages: the original's defects in reading, by number, and the guarantees to readers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def payloads(page):
 
 
 def read_on(topic, since, limit, view=SEEN):
-    """Return all payloads, resuming exclusively page after page."""
+    """Return all payloads, page by page, each page starting after the last message of the one before."""
     got = []
     while True:
         page = topic.from_store(topic.span(since), limit, view=view)
@@ -110,7 +110,7 @@ def test_their_own_ttl_and_that_of_the_publish_count_from_the_publish_and_the_sh
 
 
 def test_unpublished_stored_messages_are_invisible():
-    """3.2: rows next to the published ones, before and after, are on no page."""
+    """3.2: rows directly before and after the published ones are on no page."""
     topic = Topic([plain(0), stored(1, 7, 3, orphans=3), plain(2)])
     for view in (None, SEEN):
         assert payloads(topic.from_store(topic.span(), view=view)) == [b"plain", b"s0", b"s1", b"s2", b"plain"]
@@ -303,7 +303,7 @@ def test_a_damaged_payload_row_ends_the_page_before_it(damage):
     [
         (b"", None),
         (b"", [0]),
-        (b"\x00", None),  # with a list of winners it would have lost: it has no segment
+        (b"\x00", None),  # with a list of winners it would be excluded, without a segment
         (b"\xff", None),
         (b"\x04\x00", None),
         (b"\x04\x00", [0]),

@@ -70,7 +70,7 @@ async def head_of(daemon):
 
 
 async def write(daemon, *operations):
-    """Write to the store without the daemon's knowledge."""
+    """Write to the store directly, bypassing the daemon."""
     claim = await daemon.store.claim(NAME)
     await daemon.store.write(list(operations), claim=claim)
     daemon.service.directory.cache(NAME).clear()
@@ -204,7 +204,7 @@ async def test_published_and_rolled_back_messages_of_transactions_are_verified(d
 
 
 async def some_stored(daemon):
-    """Store messages of a transaction in two segments, one of which wins, and stage some."""
+    """Publish one of two stored segments in a transaction, and leave other messages staged."""
     pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]
     for segment, message in (("0.a", "one"), ("1.a", "lost"), ("0.a", "two")):
         body = {"transactionWritePointer": pointer, "segment": segment, "messages": [message, message + " too"]}
@@ -324,7 +324,7 @@ async def restored(backups, at_ms=None):
 
 
 async def test_a_chain_switched_on_after_a_restore_records_the_restore(tmp_path):
-    """Otherwise messages of a transaction open in the backup would be rolled back without an entry that explains it."""
+    """Otherwise no entry would explain why messages of a transaction that is open in the backup are rolled back."""
     async with in_process(listener="hot") as daemon:
         await some_messages(daemon)
         pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]

@@ -1,4 +1,4 @@
-"""Polls as of a moment: the same result whatever happens later, and the moments that are refused."""
+"""Polls as of a moment: their results never change, and some moments are refused."""
 
 from __future__ import annotations
 

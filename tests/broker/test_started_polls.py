@@ -1,4 +1,4 @@
-"""Polls answered without a task: small pages in memory, with the same answers as any other poll."""
+"""Polls answered without a task: small pages from memory, with the same answers as from a task."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_pages_that_are_large_or_not_in_memory_are_left_to_a_task():
             asked(JSON_TYPE | {"accept": "application/cloudevents-batch+json"}),
         ):
             assert started(daemon, left) is None
-        # Version 1 reports more only by continuing the answer, which a page at its limit does not.
+        # A version 1 answer continues if there are more messages, which needs a task, but not past the request's limit.
         assert started(daemon, asked(AVRO_TYPE, limit=1)) is not None
         daemon.service.directory.cache(NAME).start_over()
         assert started(daemon, asked()) is None

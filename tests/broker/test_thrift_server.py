@@ -1,4 +1,4 @@
-"""The Thrift server and its connections: frames in pieces, refusals that keep them open, bounds, orderly shutdown."""
+"""The Thrift server and its connections: partial frames, errors that keep a connection open, limits, shutdown."""
 
 import logging
 import struct
@@ -39,7 +39,7 @@ SETTINGS = config_of({}).http
 
 
 class Service:
-    """A transaction service with preset answers: the code under test is the server in front of it."""
+    """A stub of the transaction service: the code under test is the server in front of it."""
 
     def __init__(self):
         self.down = None
@@ -199,7 +199,7 @@ async def test_other_tasks_run_between_calls_that_arrive_together(server, monkey
     await client.stream.send_all(b"".join(framed(encode_call("invalidTxSize", number)) for number in range(500)))
     for number in range(500):
         assert decode_reply(await client.message(), "invalidTxSize", number) == 7
-    # Of two tasks that can run, trio chooses the first at random in each turn.
+    # Trio runs the tasks of a turn in random order, so the other task is sure to run only once in two calls.
     assert all(later > earlier for earlier, later in zip(at, at[2:], strict=False))
 
 

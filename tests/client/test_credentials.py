@@ -1,4 +1,4 @@
-"""Tokens, certificates and authorities of both clients: where they are sent, and where never."""
+"""Tokens, certificates and certificate authorities in both clients: where they are sent, and where they are not."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ ROOM_FOR_TWO = 2 * (ITEM_BYTES + 1)
 
 @pytest.fixture
 def nobody() -> Client:
-    """A client that waits for an unreachable daemon: its messages stay in the buffer and make no room."""
+    """A client that waits for an unreachable daemon: its messages stay in the buffer and occupy it."""
     return Client("http://127.0.0.1:1", deadline_s=1, wait_for_daemon_s=PATIENCE_S)
 
 
@@ -275,7 +275,7 @@ def test_at_least_once_sends_again_and_keeps_the_order(client: Client, topic: st
 
 
 def test_a_missing_answer_ends_with_the_delivery_timeout(topic: str, shared_address, monkeypatch: pytest.MonkeyPatch):
-    # No time passes in the buffer: the message is sent with its whole time-out, even if the sender is delayed.
+    # No time passes in the buffer: the message is sent with its full time-out, even if the sender is delayed.
     monkeypatch.setattr(f"plainsong._{kind().name}.publisher.now", lambda: 0.0)
     with Proxy(shared_address) as proxy, Client(proxy.url) as through:
         proxy.mode = "swallow"
@@ -335,7 +335,7 @@ def test_an_answer_cut_in_the_middle_is_never_the_end_of_a_topic(client: Client,
 
 # --- messages that cannot be encoded ---------------------------------------------------------------
 
-#: A file name that is not UTF-8, as Python hands it out.
+#: A file name that is not UTF-8, as Python returns it (with a surrogate escape).
 NOT_UTF8 = "caf\udce9.txt"
 CANNOT_BE_WRITTEN = {
     "a value that is not UTF-8": lambda send: send(Outgoing(b"bad", attributes={"file": NOT_UTF8})),
@@ -384,7 +384,7 @@ def test_attributes_changed_by_the_caller_later_are_sent_as_they_were_at_the_cal
 def test_a_message_that_a_codec_cannot_write_fails_alone(
     client: Client, topic: str, kind_of_sender: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """No known message fails to encode; a failing codec stands for one that might."""
+    """No known message fails to encode, so a codec that raises simulates one."""
     encode = AVRO_2.encode_publish
 
     def encode_unless_bad(request: PublishRequest) -> bytes:

@@ -1,4 +1,4 @@
-"""A large body on a slow line: its time-out grows as the daemon's does, but never beyond the caller's deadline."""
+"""Large bodies on slow links: their time-out grows with their size, as the daemon's does, up to the caller's deadline."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BOUNDS = producer_bounds(
 
 
 class Line(Simulation):
-    """A line on which every answer takes ``took_s``, unless the client gives up earlier."""
+    """A link on which every answer takes ``took_s``, unless the client gives up earlier."""
 
     def __init__(self, took_s: float, answer: Any = lambda _: RECEIPT) -> None:
         def carried(send: Send) -> Answer | Failure:
@@ -130,7 +130,7 @@ def is_publish(send: Send) -> bool:
 
 
 def late_above(topic: Topic, most_bytes: int, *, arrives: bool) -> Any:
-    """Lose the answers to publishes with larger bodies; ``arrives``: the topic stores them nevertheless."""
+    """Lose the answers to publishes with larger bodies; with ``arrives`` the topic stores their messages anyway."""
 
     def carry(send: Send) -> Answer | Failure:
         if not is_publish(send) or len(send.request.body) <= most_bytes:

@@ -1,4 +1,4 @@
-"""Forked daemons: each is a process like the program's own, without the import time."""
+"""Forked daemons: each behaves like a daemon started by the program, but needs no time for imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client and the daemon on each version of Python that they support, with the interpreters installed here."""
+"""The client and the daemon on every supported version of Python that is installed on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.daemon.harness import Daemon
 from tests.dist.environments import environment, is_compiled, required, run
 from tests.spark.installed import environ_of
 
-#: Versions that both support. 3.12.0 to 3.12.2 start no thread once the program has ended.
+#: Versions that both support. 3.12.0 to 3.12.2 cannot start a thread once the main thread has ended.
 NAMED = ("3.11", "3.12", "3.13")
 OTHERS = [each for each in NAMED if each != f"{sys.version_info.major}.{sys.version_info.minor}"]
 _numbers = count()
@@ -24,7 +24,7 @@ _numbers = count()
 
 @cache
 def interpreter(version: str) -> str | None:
-    """Return an interpreter of this version from the path or pyenv; None if none can create environments."""
+    """Return an interpreter of this version, from PATH or pyenv, that can create environments; None if there is none."""
     folders = [Path(each) for each in os.environ["PATH"].split(os.pathsep)]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     folders += sorted(pyenv.glob(f"{version}.*/bin"))

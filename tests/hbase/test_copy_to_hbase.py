@@ -1,4 +1,4 @@
-"""A deployment is copied to a real HBase and back, and each copy is killed and resumed."""
+"""Copies of a deployment to a real HBase and back, where each copy is killed and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of an archive are written whole, on local disks and through Hadoop."""
+"""The files of an archive are written atomically, to local disks and through Hadoop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owners of topics: all instances agree, shares go by weight, and a change moves only its share."""
+"""Owners of topics: all instances agree, shares are proportional to weights, and a change moves as few topics as it can."""
 
 from __future__ import annotations
 

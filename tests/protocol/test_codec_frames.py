@@ -1,4 +1,4 @@
-"""Frames: their bytes, decoding, and that a body cut off anywhere is refused."""
+"""Frames: encoding, decoding, and refusal of a body truncated at any byte."""
 
 from __future__ import annotations
 

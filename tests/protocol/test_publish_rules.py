@@ -1,4 +1,4 @@
-"""Publishes that a topic refuses, without any effect."""
+"""Publishes that a topic refuses have no effect."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class Topic:
-    """A core that gets one ask at a time."""
+    """A topic core that receives one request at a time."""
 
     def __init__(self, properties: TopicProperties | None = None, **limits: int):
         self.core = TopicCore(TopicState(TopicName("ns", "t"), TopicLimits(**limits)))
@@ -147,7 +147,7 @@ def test_a_publish_that_can_never_fit_into_a_topic_is_not_asked_to_wait():
 
 
 def stamped(kind, count):
-    """Return the extras of ``count`` rows of a request of this kind."""
+    """Return the extras of the ``count`` rows in a request of this kind."""
     if kind == "plain":
         return None
     request = PublishRequest([b""] * count, atomic=kind == "atomic", routing_key="key" if kind == "shared" else None)

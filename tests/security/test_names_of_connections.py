@@ -1,4 +1,4 @@
-"""Names proven by connections: verified certificates, users of Unix sockets; and credentials masked in texts."""
+"""Authentication by client certificate or Unix socket user, and masking of credentials in text."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from pyspark_plainsong.source import DefaultSource, Lacking
 from tests.daemon.harness import ROOT, Daemon
 from tests.patience import PATIENCE_S
 
-#: Reads as a task does, where nothing else can be imported.
+#: Reads as a task does, with all other packages blocked from import.
 TASK = """
 import sys
 
@@ -45,7 +45,7 @@ assert not [name for name in sys.modules if name.startswith("pyspark_plainsong.p
 
 
 def packed(folder: Path) -> Path:
-    """The least that a zip must hold; that of ``plainsong pipeline zip`` holds more, for drivers."""
+    """Pack the minimum that executors need; ``plainsong pipeline zip`` adds the rest for drivers."""
     archive = folder / "plainsong.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for path in [
@@ -79,7 +79,7 @@ def test_a_task_reads_attributes_with_one_zip_and_nothing_else_of_ours(tmp_path)
 
 
 def test_a_missing_pyarrow_is_reported_with_the_interpreter_that_lacks_it(monkeypatch):
-    """The error comes when Spark creates the source, before it imports pyarrow itself."""
+    """The error is raised when Spark creates the source, before Spark imports pyarrow itself."""
     monkeypatch.setattr("pyspark_plainsong.source.find_spec", lambda name: None)
     with pytest.raises(Lacking, match=f"run {sys.executable}, which has no pyarrow.*PYSPARK_PYTHON"):
         DefaultSource({})

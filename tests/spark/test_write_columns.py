@@ -1,4 +1,4 @@
-"""The columns that a DataFrame needs to be written, and the chunks of messages that its batches become."""
+"""Columns that a DataFrame needs in order to be written, and the division of its batches into chunks of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy has every row unchanged, continues after any crash, and refuses rows that it would mix or that do not fit."""
+"""A copy keeps every row unchanged, continues after any crash, and refuses rows that would get mixed or do not fit."""
 
 from __future__ import annotations
 

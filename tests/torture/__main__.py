@@ -1,6 +1,6 @@
-"""Attacks real daemons until the time is over, and reports: ``python -m tests.torture --seconds 600 --report FILE``.
+"""Injects faults into real daemons, and reports: ``python -m tests.torture --seconds 600 --report FILE``.
 
-Without ``--seconds`` it ends when each call of a history has failed once in each way.
+Without ``--seconds`` it ends once each call of a history has failed in each way.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from tests.torture.power import STYLES
 ROOT = Path(__file__).parents[2]
 REPORT = ROOT / "build/torture/report.md"
 FOR_EVER = 1 << 32
-#: Ways of failing for a single call: errno, and whether half of a write is stored first.
+#: How a single call fails: errno, and True if half of a write is stored first.
 WAYS = {"EIO": (errno.EIO, False), "EIO, torn": (errno.EIO, True), "ENOSPC, torn": (errno.ENOSPC, True)}
-#: Images of a recording that are started before the next recording is made.
+#: Number of disk images to test from each recording.
 IMAGES = 12
 
 
@@ -55,12 +55,12 @@ class Line:
 
 @dataclass(slots=True)
 class Report:
-    """Numbers of attacks, and their results."""
+    """The number of attacks of each kind, and their results."""
 
     seed: int
     lines: dict[str, Line] = field(default_factory=dict)
     faults: Counter[str] = field(default_factory=Counter)
-    """Number of faults by kind, for attacks with several kinds."""
+    """Number of faults by kind, for attacks that combine several kinds."""
     last_call: int = 0
     """Number of calls in a history."""
     bad: list[str] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Report:
 
 
 def commit() -> str:
-    """Describe the commit that is checked out, and whether there are changes."""
+    """Return the checked-out commit, marked if there are uncommitted changes."""
     done = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -115,7 +115,7 @@ def commit() -> str:
 
 
 def single_calls(rng: Random, last: int) -> Iterator[tuple[str, Plan]]:
-    """Yield each call of a history once in each way, in random order."""
+    """Yield a plan for each way in which each call of a history can fail, in random order."""
     all_of_them = [(way, number) for way in WAYS for number in range(1, last + 1)]
     rng.shuffle(all_of_them)
     for way, number in all_of_them:
@@ -124,7 +124,7 @@ def single_calls(rng: Random, last: int) -> Iterator[tuple[str, Plan]]:
 
 
 def main() -> int:
-    """Return exit status 1 if something is wrong, 2 if it cannot be run here."""
+    """Return the exit status: 1 if a history is bad, 2 if attacks cannot run on this machine."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
     parser.add_argument("--seconds", type=float, help="end after so long; else when each call has failed in each way")
     parser.add_argument("--report", type=Path, default=REPORT, help="where the table goes (default: %(default)s)")
@@ -154,7 +154,7 @@ def main() -> int:
 
 
 async def attack_all(scratch: Path, full: Path | None, report: Report, seconds: float | None) -> None:
-    """Make attacks of all kinds in turn."""
+    """Run attacks of all kinds in turn."""
     made, rng = library(scratch), Random(report.seed)
     until_s = trio.current_time() + seconds if seconds else float("inf")
     quiet = await with_failing_calls(empty(scratch / "quiet"), made, Plan(FOR_EVER), report.seed)
@@ -175,7 +175,7 @@ async def attack_all(scratch: Path, full: Path | None, report: Report, seconds: 
 async def turn(
     scratch: Path, full: Path | None, made: Path, rng: Random, seed: int, single: list[tuple[str, Plan]]
 ) -> AsyncIterator[tuple[str, Verdict]]:
-    """Make a few attacks of each kind, and the given ones of single calls."""
+    """Run the given attacks on single calls, then a few of each other kind."""
     for name, plan in single:
         yield name, await tried(with_failing_calls, empty(scratch / "data"), made, plan, seed)
     every = rng.choice((31, 67, 101, 149, 211))
@@ -193,7 +193,7 @@ async def turn(
 
 
 def empty(directory: Path) -> Path:
-    """Remove a directory's content; return the directory."""
+    """Remove a directory's contents; return the directory."""
     directory.mkdir(exist_ok=True)
     for each in directory.iterdir():
         shutil.rmtree(each) if each.is_dir() else each.unlink()
@@ -201,7 +201,7 @@ def empty(directory: Path) -> Path:
 
 
 async def tried(make: Callable[..., object], *args: object, **more: object) -> Verdict:
-    """Return the verdict; an attack that fails or does not end gives a bad one."""
+    """Run an attack and return its verdict, which is bad if the attack raises an error."""
     try:
         return await make(*args, **more)  # type: ignore[misc,no-any-return]
     except (AssertionError, ExceptionGroup) as error:

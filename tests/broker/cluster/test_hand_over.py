@@ -1,4 +1,4 @@
-"""Topics change owners under load, and views disagree: messages are acknowledged once, and none is refused."""
+"""Topics change owners under load, and instances disagree about owners: messages are stored once, and none is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real ZooKeeper, reached through a proxy that terminates TLS and merges answers into one record, late."""
+"""A real ZooKeeper, reached through a proxy that terminates TLS, delays answers and merges them into one TLS record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.certificates import Authority
 from tests.patience import PATIENCE_S
 from tests.tls_proxy import TlsProxy
 
-#: How long the proxy gathers data for one record.
+#: How long the proxy collects data for one record.
 GATHERS_S = 0.05
 
 paths = count()
@@ -23,7 +23,7 @@ paths = count()
 
 @pytest.fixture
 def proxy(zookeeper, tmp_path):
-    """The proxy, and the settings of a client that trusts it."""
+    """A running proxy, and the settings for a client that trusts it."""
     authority = Authority(tmp_path)
     with TlsProxy(("127.0.0.1", zookeeper.port), authority.issue("proxy"), gathers_s=GATHERS_S) as running_proxy:
         yield running_proxy, {"use_ssl": True, "verify_certs": True, "ca": str(authority.file)}
@@ -43,7 +43,7 @@ async def test_answers_in_one_record_are_all_read_at_once(proxy, monkeypatch):
         path = f"/behind-a-proxy/{next(paths)}"
         await client.create(path, b"0")
         for number in range(20):
-            # A change is reported twice at once: to the watch of this read, and to the writer as its answer.
+            # A change causes two messages at once: the event for the watch of this read, and the answer to the write.
             node = await client.get(path)
             assert node.value == b"%d" % number
             seen = events

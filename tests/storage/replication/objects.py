@@ -1,4 +1,4 @@
-"""An object store in memory that can be away, refuse, lose answers and delay what was asked."""
+"""An in-memory object store that can be unavailable, refuse requests, lose answers, and execute requests late."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class MemoryObjects:
 
 
 class FaultyObjects(MemoryObjects):
-    """Loses answers of requests that did or did not take effect, and lets some take effect later."""
+    """Refuses some requests, and loses answers to others, which take effect immediately, later, or never."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
