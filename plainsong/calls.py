@@ -260,7 +260,9 @@ def replication() -> Call[ReplicationState]:
 
 
 def events_path(namespace: str, topics: Iterable[str], kinds: Iterable[str]) -> str:
-    """``GET /v1/events`` of these topics, each ``topic`` or ``namespace:topic``; no kinds: all, topics if there are some.
+    """``GET /v1/events`` of these topics, each ``topic`` or ``namespace:topic``.
+
+    Without kinds: all of them, but ``topics`` only if topics are given.
 
     Raises:
       InvalidName.

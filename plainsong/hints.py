@@ -1,7 +1,7 @@
-"""The daemon's hints in the words of the place where they are read.
+"""The daemon's hints, reworded for Python programs and for the command line.
 
-The daemon answers in the words of HTTP. A program reads of the client's methods instead, and a person at a terminal of the
-program's verbs and options.
+The daemon phrases its hints in terms of HTTP. Programs get hints about the client's methods instead, and users of the
+command line get hints about its verbs and options.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Hint(NamedTuple):
-    """One hint in three languages."""
+    """One hint in three wordings."""
 
     http: str
     python: str

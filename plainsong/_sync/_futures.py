@@ -1,4 +1,4 @@
-"""The future of one message, for threads: a ``concurrent.futures.Future`` at a tenth of the price.
+"""The future of one message, for threads: a ``concurrent.futures.Future`` at a tenth of the cost.
 
 A standard future creates a lock and a condition, which is most of the cost of sending a small message. These futures
 share one condition for all messages of a publisher, and are settled a batch at a time. The twin for tasks is
@@ -76,7 +76,7 @@ class Settled(Future[T]):
         return False
 
     def done(self) -> bool:
-        """Whether it is settled."""
+        """True if it is settled."""
         return self._state == FINISHED
 
     def result(self, timeout: float | None = None) -> T:
@@ -185,7 +185,7 @@ class Ticket(Generic[R]):
         return f"<Ticket {'answered' if self.done() else 'pending'}>"
 
     def done(self) -> bool:
-        """Whether its outcome is known."""
+        """True if its outcome is known."""
         return self._answer is not None
 
     def result(self, timeout: float | None = None) -> R:

@@ -231,7 +231,7 @@ def unpin(topic: str, as_json: bool, where: Where) -> None:
 
 def _placement(client: Client, topic: str) -> TopicPlacement:
     found = run_call(client, calls.show_cluster(client.namespace, topic))["topic"]
-    assert found is not None  # it was asked for
+    assert found is not None  # the request asked for the owner
     return found
 
 

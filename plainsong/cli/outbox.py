@@ -49,7 +49,7 @@ def with_sql(command: F) -> F:
     @wraps(command)
     def loaded(*args: Any, **named: Any) -> Any:
         try:
-            from plainsong import sql  # here, so that help needs no SQLAlchemy
+            from plainsong import sql  # imported here, so that help needs no SQLAlchemy
         except ModuleNotFoundError as missing:
             raise CommandFailed(str(missing).partition(":")[0], hint="pip install 'plainsong-client[sql]'") from missing
         return command(sql, *args, **named)
@@ -180,7 +180,7 @@ def _as_json(found: OutboxStatus) -> dict[str, Any]:
 @with_sql
 def create(sql: ModuleType, database: str, table: str, as_json: bool) -> None:
     """Create the outbox's tables, if they do not exist."""
-    from plainsong.sql.outbox import raising_unavailable  # here, as with_sql does
+    from plainsong.sql.outbox import raising_unavailable  # imported here, as in with_sql
 
     with _opened(sql, database, table, create=True) as (engine, _), raising_unavailable("cannot create the tables"):
         made = sql.create_outbox(engine, table)

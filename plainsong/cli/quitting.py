@@ -1,4 +1,4 @@
-"""The effect of Ctrl-C before and after the program's work."""
+"""Handles Ctrl-C before and after the program's work."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def quit_at_once(*_: object) -> None:
-    """Ends the process: nothing has been done yet, or everything. A handler of SIGINT."""
+    """A handler for SIGINT: ends the process at once, because no work has begun, or all of it is done."""
     os._exit(130)

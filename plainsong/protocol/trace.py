@@ -30,7 +30,7 @@ def is_sampled(parent: str) -> bool:
 
 
 def trace_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """The trace context in a request's headers; empty where there is none, or none that is valid."""
+    """Return the trace context from a request's headers; empty if it is missing or invalid."""
     parent = headers.get(TRACEPARENT, "")
     if _PARENT.fullmatch(parent) is None:
         return {}
@@ -41,9 +41,9 @@ def trace_of(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def carry_trace(request: PublishRequest, headers: Mapping[str, str]) -> None:
-    """Gives each message of a publish or store the trace context of the headers, if it has none of its own and has room.
+    """Add the trace context of the headers to each message of a publish or store that has none and has room.
 
-    What is wrong in the headers is ignored: a trace never costs a message.
+    Invalid headers are ignored, so that a trace never causes a message to be refused.
     """
     found = trace_of(headers)
     if not found or not request.messages:
@@ -55,7 +55,7 @@ def carry_trace(request: PublishRequest, headers: Mapping[str, str]) -> None:
 
 
 def with_trace(own: Mapping[str, str], found: Mapping[str, str]) -> Mapping[str, str]:
-    """A message's attributes with the trace context, if it has none of its own and has room."""
+    """Return a message's attributes, with the trace context added if they have none and have room."""
     if TRACEPARENT in own:
         return own
     both = {**{name: text for name, text in own.items() if name != TRACESTATE}, **found}

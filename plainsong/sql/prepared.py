@@ -1,4 +1,4 @@
-"""Transactions prepared in PostgreSQL: their names, how each is finished, and how those that a crash left are recovered.
+"""Transactions prepared in PostgreSQL: their names, finishing them, and recovery of those that a crash left.
 
 A name says which service decides the transaction, by which id, and which participant prepared it:
 
@@ -183,12 +183,12 @@ class Recovery:
     found: tuple[Found, ...]
 
     def count(self, action: Action) -> int:
-        """How many ended with this action."""
+        """The number of transactions for which recovery took this action."""
         return sum(each.action == action for each in self.found)
 
     @property
     def unsure(self) -> tuple[Found, ...]:
-        """Those that a person has to decide."""
+        """The transactions that an operator has to decide."""
         return tuple(each for each in self.found if each.advice)
 
 

@@ -1,14 +1,14 @@
-"""The relay: publishes what waits in an outbox, each message once, in each topic in the order of commits; one relay at a time.
+"""The relay: publishes the messages of an outbox, each once and per topic in commit order; one relay runs at a time.
 
 For each topic, repeatedly:
 
-    number    in a transaction: committed messages without a number get the next numbers, without gaps
+    number    in a transaction: committed messages without a number get the next ones, without gaps
     publish   in one request, with the numbers as sequence ids
     done      in a transaction: published messages are deleted, or kept with the time
 
 If a relay dies in between, the next one opens the producer again. From then on no request of the earlier relay can
-succeed, and the daemon answers the last number it has. Messages up to it are done; later ones are sent with the same
-numbers.
+succeed, and the daemon returns the last number that it has stored. Messages up to that number are done; later ones are
+sent again with the same numbers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ log = logging.getLogger("plainsong.sql")
 #: Bytes of one request, payloads and attributes. The daemon accepts bodies of 16 MiB by default.
 MAX_BATCH_MESSAGES = 1_000
 MAX_BATCH_BYTES = 1 << 20
-#: How long to wait before looking again, when nothing waited; and for a lock that another relay has.
+#: Pause before the next query if no message was waiting, and before the next attempt to take the lock.
 PAUSE_S = 0.25
 LOCK_PAUSE_S = 1.0
 #: Pauses after failures.
@@ -74,7 +74,7 @@ class Relayed:
 
 @dataclass(slots=True)
 class Failing:
-    """A topic that failed, and when it is retried."""
+    """A topic that failed, and the time of its next attempt."""
 
     error: PlainsongError
     backoff: Backoff = field(default_factory=lambda: Backoff(RETRIES_S))
@@ -96,10 +96,10 @@ class Relay:
       client: client of the daemon, in the namespace of all topics of the outbox.
       tables: from ``outbox_tables``; None: those named ``plainsong_outbox``.
       keep_s: how long sent messages are kept in the table; 0: they are deleted at once.
-      max_batch_messages, max_batch_bytes: bounds of one request; a larger message goes alone.
-      pause_s: before looking again, when nothing waited.
+      max_batch_messages, max_batch_bytes: limits of one request; a larger message is sent alone.
+      pause_s: pause before the next query if no message was waiting.
       on_sent: called with a topic and the number of messages published.
-      on_failure: called with a topic (or "", for the database) and the error, when the error is a new one.
+      on_failure: called with a topic (or "", for the database) and the error, if the error has changed.
     Raises:
       OutboxUnusable: the database is not supported. InvalidParameter: a number is out of range.
     """
@@ -141,10 +141,10 @@ class Relay:
         self.relayed = Relayed()
 
     def once(self) -> Relayed:
-        """Publishes until no message waits.
+        """Publishes until no message is waiting.
 
         Returns:
-          the totals of this call and earlier ones.
+          the totals of this call and all earlier ones.
         Raises:
           OutboxBusy: another relay is running. OutboxMissing, OutboxUnavailable: the database failed.
           PlainsongError: the error of the first topic that failed; the other topics were published.
@@ -162,7 +162,7 @@ class Relay:
         return self.relayed
 
     def run(self) -> None:
-        """Publishes until ``stop``, also messages that arrive later. Retries failures, with pauses.
+        """Publishes, including messages that arrive later, until ``stop``. Retries failures, with pauses.
 
         Raises:
           OutboxMissing: the tables do not exist.
@@ -192,19 +192,19 @@ class Relay:
         self._bell.put(None)
 
     def _wait(self, seconds: float) -> bool:
-        """Waits until ``stop`` at the latest; returns whether it was called."""
+        """Waits, at most until ``stop`` is called; returns True if it was."""
         if not self._stopped:
             with suppress(Empty):
                 self._bell.get(timeout=seconds)
         return self._stopped
 
     def decide(self, topic: str, *, resend: bool) -> int:
-        """Lets a topic continue whose messages in flight are in doubt (``OutboxInDoubt``).
+        """Lets a topic continue after ``OutboxInDoubt``: decides about its messages in flight.
 
         Args:
           resend: publish them, perhaps twice; otherwise they count as published, even if they are not.
         Returns:
-          how many there were.
+          the number of messages in flight.
         Raises:
           OutboxBusy: a relay is running; stop it first. OutboxMissing, OutboxUnavailable: the database failed.
         """
@@ -238,7 +238,7 @@ class Relay:
                 self._lock.release(connection)
 
     def _round(self, connection: Connection, without: dict[str, Failing]) -> bool:
-        """Sends one request for each topic with messages; returns whether there was any."""
+        """Sends one request for each topic with messages; returns True if there was any."""
         topics = self._rows.topics_that_wait(connection, without)
         for topic in topics:
             if self._stopped:
@@ -261,7 +261,7 @@ class Relay:
             producer.publish(numbered)
         except DeadlineExceeded as error:
             if error.outcome != "unknown":
-                raise  # it never left
+                raise  # it was never sent
             size = sum(each.size for each in numbered)
             messages = "1 message" if len(numbered) == 1 else f"{len(numbered)} messages"
             error.detail = f"a request of {messages}, {size} bytes, got no answer in time: {error.detail}"
@@ -271,8 +271,8 @@ class Relay:
             if not self._sizes.is_reduced(topic):
                 self._tell(topic, error)
             self._sizes.timed_out(topic, len(numbered), size)
-            # At once, and less of it. The messages keep their numbers, and once the producer is opened again, this
-            # request can take no more if it has not taken.
+            # Send fewer of them again immediately. The messages keep their numbers, and once the producer is opened
+            # again, this request can no longer take effect if it has not done so already.
             self._producers.drop(topic)
             self.relayed.failures += 1
             return
@@ -363,7 +363,7 @@ class RelayProducer:
             ]
         channel = self._client._channel
         call = calls.publish_in_session(channel.namespace, self._topic, request)
-        # No caller waits for the relay, and a large message must get through a slow line, however long it takes.
+        # No caller waits for the relay, and a large message must get through a slow link, however long it takes.
         channel.call(call, channel.settings.deadline_s + upload_s(len(call.request.body)))
 
 
@@ -493,11 +493,11 @@ class TopicStatus:
     waiting: int
     """Messages that are not known to be published."""
     oldest_age_s: float | None
-    """Seconds since the oldest of them was written, by the clocks of this computer and the database; None: none waits."""
+    """Seconds since the oldest of them was written, by this computer's and the database's clocks; None if none waits."""
     kept: int
     """Published messages that are kept for ``keep_s``."""
     producer: str | None
-    """The relay's producer in the topic; None: no relay has published there yet."""
+    """The relay's producer in the topic; None if no relay has published there yet."""
     next_number: int
     last_sent: int
     """The highest sequence id known to be published; -1: none."""
@@ -508,7 +508,7 @@ class OutboxStatus:
     """The state of an outbox."""
 
     is_relayed: bool
-    """Whether a relay is running."""
+    """True if a relay is running."""
     topics: tuple[TopicStatus, ...]
     """Topics with messages, by name."""
 
@@ -519,7 +519,7 @@ class OutboxStatus:
 
 
 def outbox_status(engine: Engine, *, tables: OutboxTables | None = None) -> OutboxStatus:
-    """Counts the messages of an outbox; reads all that wait.
+    """Counts the messages of an outbox; reads all waiting messages.
 
     Raises:
       OutboxUnusable, OutboxMissing: there is no outbox. OutboxUnavailable: the database cannot be reached.

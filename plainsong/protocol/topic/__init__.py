@@ -1,3 +1,3 @@
-"""The synchronous core of a topic: requests in, rows to write and answers to give out."""
+"""The synchronous core of a topic: it turns requests into rows to write and answers to send."""
 
 from __future__ import annotations
