@@ -112,7 +112,7 @@ class NotPublished(RuntimeError):
 
 
 class CheckpointRewound(RuntimeError):
-    """The topic named has a later micro-batch of the query, or another one of this number; nothing was published in it."""
+    """The topic named has a later micro-batch of the query, or another one of this number; nothing was published."""
 
 
 class OutcomeUnknown(RuntimeError):
@@ -130,7 +130,7 @@ class MicroBatch(NamedTuple):
     number: int
     """-1: none."""
     fingerprint: int = 0
-    """Differs if Spark planned another micro-batch of this number; 0: unknown."""
+    """Distinguishes micro-batches that Spark planned under the same number; 0 if unknown."""
 
     @property
     def sequence_id(self) -> int:
@@ -147,7 +147,7 @@ class MicroBatch(NamedTuple):
     def logged(cls, checkpoint: str | None, number: int) -> MicroBatch:
         """Return a micro-batch with the fingerprint of its entry in the offset log of a checkpoint on local disks.
 
-        A repeated micro-batch keeps its entry. One that is planned again gets an entry with another time.
+        A repeated micro-batch keeps its entry. A micro-batch that is planned again gets an entry with a different time.
         """
         local = _LOCAL.fullmatch(checkpoint or "")
         if local is None:
@@ -172,10 +172,10 @@ class Identity:
     memory_s: int | None = None
     """Retention of the producer's state after its last publish or session; None: the daemon's default."""
     must_be_remembered: bool = True
-    """Refuse topics without deduplication: there a second run would publish everything again."""
+    """Refuse topics without deduplication, where a second run would publish everything again."""
     is_micro_batch: bool = True
-    """True: Spark numbers, and repeats only the last one; ``sequence_id`` is that of a ``MicroBatch``. False: the user
-    numbers, and may repeat any recent save."""
+    """True if Spark numbers the publishes, and repeats only the last one; ``sequence_id`` is that of a ``MicroBatch``.
+    False if the user numbers the saves, and may repeat any recent one."""
 
     def publish(self, calls: Calls, won: Winners) -> bool:
         """Publish the segments in one topic; False if the topic already has this save or micro-batch.

@@ -3,8 +3,8 @@
 Before a day is compacted, its rows are compared with their checksums and with the table's records, so that no damage is
 copied; the new files are compared in the same way before one commit replaces the old ones.
 
-Spark writes the files, not delta-rs: its optimize (1.6.6) takes the newest version for the one it has read, so of two
-that run at once both succeed, and each row is there twice.
+Spark writes the files, not delta-rs: its optimize (1.6.6) commits as if it had read the newest version, so if two run
+concurrently, both succeed, and every row is duplicated.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _HOUR_MS: Final = 3_600_000
 
 
 def days_to_compact(table: TopicTable, *, today: bool = False) -> dict[str, list[TableFile]]:
-    """Return the files of each day that has several, and not only compacted ones.
+    """Return the files of each day that has several files, unless a compaction wrote all of them.
 
     Args:
-      today: include days that are not complete in the archive.
+      today: include days that the archive has only in part.
     """
     end_ms = max((layout.time_of(table.end(each)) for each in table.generations()), default=0)
     by_day: dict[str, list[TableFile]] = {}
@@ -68,7 +68,7 @@ class Compaction:
         return sum(each.rows or 0 for each in sources)
 
     def check(self, day: str) -> list[TableFile]:
-        """Return the files of a day. Raises CommandFailed: they are damaged."""
+        """Return the files of a day. Raises CommandFailed if one is damaged."""
         table = self._table
         table.reload()
         found = [each for each in table.all_files() if each.day == day]
@@ -77,7 +77,7 @@ class Compaction:
         return found
 
     def write(self, day: str, sources: Sequence[TableFile]) -> list[TableFile]:
-        """Write the rows of files, sorted, into files of a new folder, which are not part of the table yet."""
+        """Write the rows of files, sorted, to new files in a new folder, which are not part of the table yet."""
         for name, value in SETTINGS.items():
             self._spark.conf.set(name, value)
         table = self._table
@@ -91,10 +91,10 @@ class Compaction:
         return [each.file for each in read_back(self._spark, table.files, table.folder, folder) if each.file.rows]
 
     def finish(self, day: str, sources: Sequence[TableFile], made: Sequence[TableFile]) -> None:
-        """Replace files by others in one commit.
+        """Replace ``sources`` with ``made`` in one commit.
 
         Raises:
-          CommandFailed: they have other rows, or another process has replaced them; nothing was replaced.
+          CommandFailed: the new files are damaged, or another process has replaced the old ones; nothing was replaced.
         """
         table = self._table
         for path, why in damaged(self._spark, table, made, table.generations(), [day]).items():
@@ -107,7 +107,7 @@ class Compaction:
             raise CommandFailed(says, hint="wait until it ends", code=Exit.STORE) from error
 
     def vacuum(self, keep_ms: int) -> int:
-        """Remove files that are not part of the table since ``keep_ms``; return the number of those with rows."""
+        """Delete files that left the table more than ``keep_ms`` ago; return the number of those with rows."""
         removed = self._table.delta.vacuum(
             retention_hours=-(-keep_ms // _HOUR_MS), dry_run=False, enforce_retention_duration=False, full=True
         )
@@ -121,7 +121,11 @@ def _damage(message: str) -> CommandFailed:
 
 
 def prune(table: TopicTable, before: str) -> list[TableFile]:
-    """Take all days before a day out of the table; return their files. Raises CommandFailed: another process changed them."""
+    """Remove all days before a day from the table; return their files.
+
+    Raises:
+      CommandFailed: another process changed them.
+    """
     while True:
         try:
             return table.prune(before)

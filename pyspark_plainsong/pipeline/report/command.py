@@ -118,7 +118,7 @@ def _moment(place: str | bytes | int | None, facts: list[TopicFacts]) -> int | N
 
 
 def _say(run: Run, facts: list[TopicFacts], grid: Grid) -> None:
-    """Report what would be read."""
+    """Show the plan of the report: topics, time range and steps."""
     rows = [
         (
             each.topic,
@@ -140,7 +140,7 @@ def _show(run: Run, made: Report, html: Path | None) -> None:
 
     if html is not None:
         from pyspark_plainsong.pipeline.report.page import (
-            write_page,  # here, since only a page needs the plots' library
+            write_page,  # imported here, because only a page needs the plotting library
         )
 
         write_page(made, html)
