@@ -343,7 +343,7 @@ class ClusterPointerLocations:
 # or another instance has claimed the topic, and its term has no such enlistment.
 
 
-#: Maximum of pointers that a topic is enlisted for; beyond, the least recently used must be enlisted again.
+#: Maximum number of pointers that a topic is enlisted for; beyond it, the least recently used are dropped.
 MAX_ENLISTMENTS = 65_536
 #: Attempts at a request when its pointer is closed again between its enlistment and its turn.
 ENLIST_ATTEMPTS = 5

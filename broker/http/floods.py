@@ -10,15 +10,15 @@ log = logging.getLogger("plainsong.http")
 #: A token bucket of frames without content, for each connection: its size, and its refill per second.
 CONTROL_BURST = 1000
 CONTROLS_PER_S = 100
-#: Content, sent or received, refills it too: one control frame for this many bytes, twice the rate at which clients do
-#: that open their window after each frame.
+#: Content, sent or received, refills it too: one control frame for this many bytes, which is twice as many frames as a
+#: client needs that updates its window after each frame of content.
 BYTES_PER_CONTROL = 4 << 10
 #: The shortest time between two log lines about refusals of one kind.
 LOG_PAUSE_S = 60.0
 
 
 class FrameAllowance:
-    """A connection's allowance of frames without content: pings, settings, empty pieces, unknown ones."""
+    """A connection's allowance of frames without content: pings, settings, empty fragments, unknown frames."""
 
     __slots__ = ("_left", "_since_s")
 

@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-#: Bytes at which a group is closed: more commits in it would save nothing and delay the first one.
+#: Bytes at which a group is full: more commits in it would save nothing and delay the first one.
 MAX_GROUP_BYTES = 4 << 20
 #: Added for each row to its value and key prefix: at least the cost that a volume counts.
 _ROW_BYTES = 64
-#: Bytes that the event loop writes at once, at most: up to here a sync takes hardly longer than for a single row.
+#: Maximum bytes that the event loop writes at once: up to here a sync takes hardly longer than for a single row.
 MAX_INLINE_BYTES = 32 << 10
 #: After a slow write of the event loop, the thread writes for this many times as long as the write took: the first
 #: factor, doubled up to the second one by each further slow write, until more than QUICK_CALLS quick ones came between.
@@ -93,9 +93,9 @@ class GroupCommit(trio.abc.Instrument):
         #: True while the disk syncs an inline write. The thread gets commits begun then only after it.
         self._disk_works = False
         self._held_back: list[PendingWrite] = []
-        #: Time spent in the submitters' callbacks, which is not the disk's.
+        #: Time spent in the submitters' callbacks, which does not count as time of the disk.
         self._callbacks_s = 0.0
-        #: The thread writes until then, since the disk was slow; the other two decide how long the next time.
+        #: Until then the thread writes, because the disk was slow. The other two determine the duration the next time.
         self._slow_until_s = 0.0
         self._slow_factor, _ = SLOW_FACTORS
         self._quick_calls = QUICK_CALLS
@@ -283,7 +283,7 @@ class GroupCommit(trio.abc.Instrument):
     def _group(self, first: PendingWrite) -> tuple[list[PendingWrite], PendingWrite | None]:
         """Return ``first`` and the commits that wait after it, in order. A commit with expectations goes alone.
 
-        The second value is what follows if it was taken out of the queue already (None if that was closed), else
+        The second value is the next commit if it was taken from the queue already, None if the queue was closed, else
         ``_NOTHING``.
         """
         group = [first]

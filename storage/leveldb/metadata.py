@@ -38,9 +38,9 @@ APPLIED = b"\x00"
 ROW = b"\x01"
 DEAD = b"\x04"
 AFTER_DEAD = b"\x05"
-#: Prefix of the rows of the metadata table that are no topics.
+#: Prefix of the rows of the metadata table that do not belong to topics.
 _SYSTEM_ROW = ROW + SYSTEM
-#: Bounds of the changes that wait in memory; beyond them, a checkpoint is due. A start replays the journal from there.
+#: Limits on the changes in memory; beyond them, a checkpoint is due. A start replays the journal from the last one.
 MAX_WAITING_BYTES = 1 << 20
 MAX_WAITING_ENTRIES = 20_000
 
@@ -56,7 +56,7 @@ def encode_entry(changes: Changes, keys: Keys | None = None) -> bytes:
     """Encode the value of a journal row.
 
     Args:
-      keys: the rows of messages and payloads that the batch changes; None if they are not noted.
+      keys: the rows of messages and payloads that the batch changes; None if they are not recorded.
     Raises:
       TypeError: a value is not bytes.
     """
@@ -77,7 +77,7 @@ def decode_entry(value: bytes) -> Changes:
 
 
 def decode_keys(value: bytes) -> Keys | None:
-    """Decode the keys of an entry; None if they were not noted. Raises DamagedRow."""
+    """Decode the keys of an entry; None if they were not recorded. Raises DamagedRow."""
     found: Keys | None = unpack_record(value, "journal").get("k")
     return found
 
@@ -119,7 +119,7 @@ class PinnedMetadata:
         self._database = database
 
     def get(self, key: bytes) -> bytes | None:
-        """Return a row's value, None if there is none."""
+        """Return a row's value; None if there is no such row."""
         whole = ROW + key
         if whole in self._changes:
             return self._changes[whole]
@@ -141,7 +141,10 @@ class PinnedMetadata:
 
 
 class Metadata:
-    """The metadata table and the store's own rows. The commit thread applies, the keeper checkpoints, all read."""
+    """The metadata table and the store's own rows.
+
+    The commit thread applies entries, the keeper writes checkpoints, and any thread reads.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -161,7 +164,7 @@ class Metadata:
 
     @property
     def is_due(self) -> bool:
-        """True if a checkpoint is due. For the commit thread, without the lock: the next commit asks again."""
+        """True if a checkpoint is due. For the commit thread, without the lock, since the next commit checks again."""
         return self._waiting.bytes > MAX_WAITING_BYTES or self._waiting.entries > MAX_WAITING_ENTRIES
 
     def apply(self, position: int, changes: Changes) -> None:
@@ -203,7 +206,7 @@ class Metadata:
             self._leaving, self.durable = None, leaving.last
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a row of the metadata table, None if there is none."""
+        """Return the value of a row of the metadata table; None if there is no such row."""
         whole = ROW + key
         with self._lock:
             for changes in (self._waiting, self._leaving):

@@ -111,7 +111,7 @@ class _Follow:
     isolation: Isolation | None
     payload_base64: bool
     left: int | None
-    """Messages until the stream ends; None: it does not."""
+    """Number of messages until the stream ends; None if it has no limit."""
     room: AnswerReservation | None
 
 
@@ -206,7 +206,7 @@ class MessageEvents:
 
 
 def _pieces(page: Page, passed: Sequence[SetAside], *, payload_base64: bool) -> Iterator[bytes]:
-    """Encode each message of a page as an event, and each range set aside in its place among them."""
+    """Encode each message of a page as an event, and each range that was set aside, in order."""
     written = payload_writer(payload_base64=payload_base64)
     stretches = deque(passed)
     for index, (message_id, payload) in enumerate(messages_of(page)):

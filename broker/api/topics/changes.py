@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 class TopicChanges:
     """Changes of topics, at their owner.
 
-    The topic returns its contents from the step that makes the change, and rows are counted afterwards: rows that a
-    change takes from readers stay in the store for the janitor. So no publish can arrive between count and change.
+    The topic returns its contents as of the step that makes the change, and the rows are counted afterwards, so no
+    publish can arrive between the count and the change. Rows that a change hides stay in the store until the janitor
+    removes them.
     """
 
     directory: Directory
@@ -44,7 +45,7 @@ class TopicChanges:
     delete_grace_ms: int
 
     async def would_create(self, name: TopicName, ask: Create) -> Answer:
-        """Raises as the creation."""
+        """Do a dry run of a creation. Raises the same errors."""
         description = await self.directory.ask(name, replace(ask, dry_run=True))
         return change_answer("topic.create", str(name), None, _properties(description.metadata))
 
@@ -193,7 +194,7 @@ def _until(found: StatsView, before_ms: int) -> StatsView:
         if one.last_ms < before_ms:
             slices.append(one)
         elif one.first_ms < before_ms:
-            # Only reading it shows which part is meant; an estimate counts all of it.
+            # Only reading the slice shows which of its messages are older; an estimate counts all of it.
             slices.append(one._replace(last_ms=before_ms - 1, own_expiry_ms=1))
     return StatsView(span, tuple(slices))
 

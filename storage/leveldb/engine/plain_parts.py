@@ -1,4 +1,4 @@
-"""Runs of plain rows in packs, which readers get in wire form without taking each row apart."""
+"""Runs of plain rows in packs, which readers get in wire form without decoding each row."""
 
 from __future__ import annotations
 
