@@ -1,4 +1,4 @@
-"""The second copy: rates of each mode compared with none, and how long a take-over is silent.
+"""The second copy: rates of each mode compared with none, and the unavailability during a take-over.
 
 All of it takes about seven minutes: ``nice -n -19 python -m bench copied``. The object store is a real S3 server,
 versitygw, on the same machine; a proxy in front of it adds a latency to each answer.
@@ -77,7 +77,7 @@ def measure_copied(profile: Profile, scratch: Path, say: Callable[[str], None]) 
 
 @contextmanager
 def _daemon(home: Path, mode: str, environ: Mapping[str, str]) -> Iterator[Daemon]:
-    """Run a daemon whose every commit counts, if it has a copy."""
+    """Run a daemon; if it has a second copy, yield once all its commits count."""
     settings = {} if mode == "none" else {"replication_to": f"s3://{BUCKET}/{mode}", "replication_mode": mode}
     with daemon(home / mode, ("broker",), environ, **settings) as running:
         if settings:
@@ -86,7 +86,7 @@ def _daemon(home: Path, mode: str, environ: Mapping[str, str]) -> Iterator[Daemo
 
 
 class _Cell:
-    """One number of connections."""
+    """Measures the rates with one number of connections."""
 
     def __init__(self, profile: Profile, connections: int) -> None:
         self._profile, self._connections = profile, connections
@@ -114,7 +114,7 @@ class _Cell:
 
 @contextmanager
 def _delayed(environ: Mapping[str, str], delay_ms: int) -> Iterator[Mapping[str, str]]:
-    """Yield the environment that leads through a proxy with a latency; unchanged without one."""
+    """Yield an environment in which requests go through a proxy with this delay; unchanged if it is 0."""
     if not delay_ms:
         yield environ
         return
@@ -124,7 +124,7 @@ def _delayed(environ: Mapping[str, str], delay_ms: int) -> Iterator[Mapping[str,
 
 
 def serve_delayed(target: int, delay_s: float, told: Connection) -> None:
-    """Forward connections to a port, each answer ``delay_s`` later; listen on a free port, and send it."""
+    """Forward connections to a port, and delay each answer by ``delay_s``; send the port that it listens on."""
 
     async def forward(client: trio.SocketStream) -> None:
         try:
@@ -205,7 +205,7 @@ def _fill(running: Daemon, messages: int, topics: int) -> None:
 
 
 def _silence(ports: tuple[int, int], begun_s: float) -> float:
-    """Publish at either address until a daemon takes it; return the seconds until then."""
+    """Publish to both addresses in turn until a daemon accepts; return the seconds until then."""
     request = bodies.publish(f"{TOPIC}-0", 1, MESSAGE_BYTES)
     while time.monotonic() - begun_s < PATIENCE_S:
         for port in ports:

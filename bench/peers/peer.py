@@ -47,7 +47,7 @@ class Running:
     pid: int
     home: Path
     tephra_port: int = 0
-    """Where its transaction service speaks Tephra's protocol; 0: it has none."""
+    """Port of its transaction service for Tephra's protocol; 0 if it has none."""
 
     def cpu_s(self) -> float:
         """Return the processor time used so far by all its processes, including ended and reaped ones."""
@@ -56,7 +56,7 @@ class Running:
     def family(self) -> list[int]:
         """Return its process and all descendants."""
         found = [self.pid]
-        for parent in found:  # which grows in the loop
+        for parent in found:  # the loop appends to it
             try:
                 for task in Path(f"/proc/{parent}/task").iterdir():
                     found += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]

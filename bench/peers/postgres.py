@@ -80,7 +80,7 @@ class Postgres(Peer):
         if len(messages) == 1:
             prepared = _parse(f'INSERT INTO "{topic}" (payload) VALUES ($1)')
             return Asked(_execute(messages[0]), prepared=prepared)
-        # The payloads are text without backslashes, so COPY needs no escaping. The server reads while it answers.
+        # The payloads are text without backslashes, so COPY needs no escaping. The server reads on while it answers.
         copied = _message(b"d", b"".join(each + b"\n" for each in messages))
         copy = _message(b"Q", f'COPY "{topic}" (payload) FROM STDIN'.encode() + b"\0")
         return Asked(copy + copied + _message(b"c", b""))

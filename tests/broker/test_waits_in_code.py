@@ -1,6 +1,6 @@
-"""Every function of the daemon that waits for something other than time or a file: which tests end its wait.
+"""Every function of the daemon that waits for something other than time or a file has tests that end its wait.
 
-The list comes from the code: a wait without its row fails. What ends the waits of readers is in ``test_waits.py``.
+The list comes from the code: a function that waits and has no row here fails. ``test_waits.py`` tests readers' waits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Calls that return only if something else in the process, or at another machine, happens.
+#: Calls that return only when something else happens, in this process or on another machine.
 CALLS = ("wait", "wait_task_rescheduled", "sleep_forever", "until_counted")
 #: The functions that wait, by file; and the file of the tests that end their waits.
 WAITS = {
@@ -74,7 +74,7 @@ WAITS = {
     "storage/replication/counted_store.py": ("CountedStore._seen CountedStore.write CountingOutbox.until_counted", "actors/test_counted_store.py"),
 }  # fmt: skip
 COUNTED, COPY, STANDBY = (f"actors/test_{name}.py" for name in ("counted_store", "second_copy", "standby"))
-#: What ends a wait for the second copy, for a standby or for a thread, and the test in which it does.
+#: The events that end a wait for the second copy, for a standby or for a thread, each with its test.
 ENDS = {
     "a change waits in the mode sync": {
         "it counts": (COUNTED, "test_a_write_completes_once_its_commit_counts_and_not_before"),

@@ -1,4 +1,4 @@
-"""Faults injected into a cluster under load: each fault is made, lasts, and is over when its function returns."""
+"""Faults to inject into a cluster under load: each function begins a fault, and returns once the fault is over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.hbase_servers import HBaseServers
 from tests.patience import PATIENCE_S
 
 HOUR_S = 3_600
-#: This many requests prove that work continues; more than can have been in flight when something broke.
+#: Acknowledged requests that prove that work continues: more than can have been in flight when the fault began.
 WORKED = 40
 
 
@@ -44,7 +44,7 @@ class Attack:
         await trio.sleep(self.rng.uniform(least_s, most_s))
 
     async def works_on(self) -> None:
-        """Wait until, despite the last fault, requests are acknowledged and transactions committed."""
+        """Wait until requests are acknowledged and transactions committed again after the last fault."""
         await self.stage.more(WORKED, patience_s=self.stage.quiet_s)
         await self.stage.more(1, "committed", patience_s=self.stage.quiet_s)
 
@@ -367,7 +367,7 @@ async def _order(attack: Attack, method: str, path: str, value: object = None) -
 OF_FRONT_ENDS: tuple[Fault, ...] = (front_end_dies, front_end_freezes, owner_process_dies, whole_pause)
 #: Further faults, for links that go through proxies.
 OF_LINKS: tuple[Fault, ...] = (unheard_link, no_links)
-#: The faults that suit every cluster.
+#: Faults that can be injected into every cluster.
 ALL: tuple[Fault, ...] = (
     *(kill, restart, pause, long_pause, lossy_gateway, no_gateway, no_zookeeper),
     *(gateway_dies, hbase_dies, hbase_freezes, wrong_clock, move, drain),

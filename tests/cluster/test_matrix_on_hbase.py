@@ -10,7 +10,7 @@ from tests.cluster.harness import Instance, open_cluster
 from tests.cluster.proxy import FAULTS, Fate, calm
 from tests.patience import PATIENCE_S
 
-#: A course makes 16 to 19 calls; later ones are never reached.
+#: A run makes 16 to 19 calls, so higher numbers are never reached.
 CALLS = range(1, 21)
 SETTINGS = (
     f"storage.hbase.max_cell_bytes={MAX_CELL_BYTES}",

@@ -1,4 +1,4 @@
-"""Twenty producers on a daemon that is killed repeatedly: each message once, in order, batches whole."""
+"""Twenty producers on a daemon that is killed repeatedly: each message is stored once, in order, and batches whole."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_twenty_producers_store_each_message_once_under_hundreds_of_kills(
 async def ring(
     tmp_path: Path, seed: int, *, cycles: int, sizes: str = "default sizes", make: Callable[..., Daemon] = Daemon
 ) -> None:
-    """Run and kill ``cycles`` times, then compare what is there with what was sent and read."""
+    """Run and kill the daemon ``cycles`` times, then compare the stored messages with those sent and read."""
     print(f"PLAINSONG_RING_SEED={seed}")
     rng, place, history = Random(seed), Place(), History()
     producers = [RingProducer(f"p{each}", TOPIC, each % 2 == 0, Random(rng.random())) for each in range(20)]

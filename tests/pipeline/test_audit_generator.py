@@ -1,4 +1,4 @@
-"""The generator: the same messages for the same seed, skewed, late and bad as asked."""
+"""The generator: the same messages for the same seed, with skew, delays and bad messages as configured."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 from tests.simulation.planted import MISTAKES, named, with_mistake
 from tests.simulation.table import names_in_document
 
-#: Some that are found quickly, with more than twice the histories that this takes.
+#: Some mistakes that are found quickly, each with more than twice the number of histories that it takes.
 SOON = {
     "a failed commit is acknowledged": 20,
     "answered while the disk works": 20,

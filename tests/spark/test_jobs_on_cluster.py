@@ -33,7 +33,7 @@ SETTINGS = (
     f"spark.executor.extraJavaOptions={QUICK_JVM}",
 )
 CONF = [word for setting in SETTINGS for word in ("--conf", setting)]
-#: Where it is about what an executor has, one is enough: another is a JVM more, and its processes of Python.
+#: One executor is enough to test what is installed on it: another costs one more JVM, with its Python processes.
 ONE_EXECUTOR = "spark.cores.max=1"
 
 
@@ -61,7 +61,7 @@ def orders(client):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """For executors: it has pyspark and pyarrow, and nothing else."""
+    """An interpreter for executors, with only pyspark and pyarrow."""
     python = make_interpreter(tmp_path_factory.mktemp("bare") / "env", only=SPARK)
     script = "import pyspark, pyarrow, importlib.util as u; print(u.find_spec('pyspark_plainsong'), u.find_spec('plainsong'))"
     assert run([python, "-I", "-c", script], python, python.parent) == "None None\n"
@@ -69,7 +69,7 @@ def bare(tmp_path_factory):
 
 
 def run(command, python, folder, **environ):
-    """Run it to its end where ``python`` is installed; what it printed."""
+    """Run a command in the environment of ``python`` until it ends; return its output."""
     done = subprocess.run(
         command,
         cwd=folder,
@@ -87,7 +87,7 @@ def run(command, python, folder, **environ):
 
 
 def quick():
-    """For drivers that need not find Spark by themselves: from this home their JVM takes its classes from an archive."""
+    """For drivers that need not find Spark themselves: with this SPARK_HOME, their JVM loads classes from an archive."""
     return {"SPARK_HOME": str(spark_home())}
 
 
@@ -95,7 +95,7 @@ def quick():
 def test_jobs_run_on_a_cluster_that_has_the_package(
     cluster, installed, bare, spark, client, url, orders, tmp_path, both
 ):
-    """Their interpreter is that of the executors, whatever ``python3`` of the PATH is."""
+    """Jobs use the executors' interpreter, whatever ``python3`` on the PATH is."""
     start = [str(installed.with_name("plainsong")), "pipeline", "run", "--master", cluster.url]
     environ = {"PATH": f"{bare.parent}:{environ_of(installed)['PATH']}", **quick()}
     archive = ("--root", "archive", "--url", url, *CONF)

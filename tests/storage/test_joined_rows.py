@@ -156,7 +156,7 @@ def test_plain_rows_are_joined_in_lists_that_grow(opened):
         prefix = written(database, [plain_head(1) + b"m"] * 2000, next(numbers))
         found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 5000)
         joined = [isinstance(some, PlainItems) for some in found]
-        assert joined.index(True) <= 3  # where packs are possible, it first detects that these rows are none
+        assert joined.index(True) <= 3  # where packs are possible, it first detects that these rows are not packs
         assert all(joined[joined.index(True) :])
         assert max(map(len, found)) == LIST_ROWS
 
