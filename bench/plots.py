@@ -149,7 +149,7 @@ def _peers_rates(pyplot: Any, rows: Sequence[Row]) -> Any:
 
 
 def _peers_open(pyplot: Any, rows: Sequence[Row]) -> Any:
-    """Plot rates common to all peers on one side, shares of each peer's own highest rate on the other."""
+    """Plot the rates common to all peers on one side, and fractions of each peer's own highest rate on the other."""
     rates = list(dict.fromkeys(str(row.what["rate"]) for row in rows))
     halves = [each for each in ([r for r in rates if "highest" not in r], [r for r in rates if "highest" in r]) if each]
     figure, line = pyplot.subplots(1, len(halves), figsize=(5 * len(halves), 4), squeeze=False, sharey=True)

@@ -79,11 +79,9 @@ log = logging.getLogger(__name__)
 
 
 async def run_daemon(config: Config, *, announce: Callable[[Running], None], testing: Testing | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then shut down in order.
+    """Serve until SIGTERM or SIGINT, then shut down in order; a second signal ends the process at once.
 
-    Garbage collections are short until then.
-
-    ``announce`` is called once, when connections are accepted. A second signal ends the process at once.
+    ``announce`` is called once, when connections are accepted. Garbage collections are kept short while it serves.
 
     Raises:
       FileUnusable: the certificate, the cluster's secret, or a chain secret cannot be used; nothing was opened.

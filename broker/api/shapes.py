@@ -22,7 +22,7 @@ _SCALARS: dict[object, str] = {int: "integer", str: "string", bool: "boolean", f
 
 
 class Shapes:
-    """Makes schemas. Named ones are collected in ``components``, and only referred to where they are used."""
+    """Makes schemas. Named schemas are collected in ``components``, and referenced where they are used."""
 
     def __init__(self, components: dict[str, Schema]) -> None:
         """Args:

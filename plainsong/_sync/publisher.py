@@ -155,7 +155,8 @@ class Sender(Generic[W, G]):
 
         Args:
           put: takes the message, and returns it if that fails, with its error; called with the lock.
-          size: of the message; ``room``: of all that may wait.
+          size: bytes of the message.
+          room: maximum bytes of all late messages.
         Raises:
           Closed, BufferFull: nothing happened.
         """
@@ -330,7 +331,7 @@ class Buffered(Generic[Q, F]):
     """A buffer and the tasks that empty it: the base of publishers and producers.
 
     Args:
-      noun: what messages and logs call it.
+      noun: its name in error messages and logs.
     """
 
     def __init__(self, noun: str, channel: Channel, bounds: Bounds, overflow: Overflow, exit_timeout_s: float) -> None:

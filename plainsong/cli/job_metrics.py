@@ -23,7 +23,7 @@ class JobMetric(NamedTuple):
     kind: type[Counter] | type[Gauge]
     says: str
     labels: tuple[str, ...] = ()
-    """Besides ``job``, which all have."""
+    """Labels in addition to ``job``, which all metrics have."""
 
 
 #: By name without the prefix. docs/pipeline.md describes each.
@@ -76,7 +76,7 @@ class JobMetrics:
         child.set(value)
 
     def text(self) -> str:
-        """All metrics as Prometheus text."""
+        """Return all metrics as Prometheus text."""
         self.set("run_seconds", time.time() - self._began_s)
         return generate_latest(self._registry).decode()
 

@@ -1,4 +1,4 @@
-"""Signatures as Standard Webhooks 1.0 has them: who knows a secret can tell that a text is ours, and when it was signed."""
+"""Signatures of Standard Webhooks 1.0: holders of a secret can verify that we signed a payload, and when."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ PREFIX = "whsec_"
 #: Bytes of a secret. Source: Standard Webhooks, symmetric signatures.
 MIN_SECRET_BYTES = 24
 MAX_SECRET_BYTES = 64
-#: The old and the new one, while receivers change from one to the other.
+#: The old and the new secret, while receivers are being switched to the new one.
 MAX_SECRETS = 2
 MAX_FILE_BYTES = 4096
 HINT = "one line, or two during a rotation: whsec_ and 24 to 64 random bytes in base64"
 
 
 class NoSecret(ValueError):
-    """A file of secrets has something else; nothing of it is quoted, since it may still be a secret."""
+    """A file of secrets is invalid. The error quotes nothing from the file, since it may still contain a secret."""
 
 
 def secrets_in(data: bytes) -> tuple[bytes, ...]:
-    """The secrets of a file, one a line. Raises NoSecret."""
+    """Return the secrets of a file, which has one per line. Raises NoSecret."""
     lines = [line.strip() for line in data.splitlines() if line.strip()]
     if len(data) > MAX_FILE_BYTES or not 1 <= len(lines) <= MAX_SECRETS:
         raise NoSecret("one or two secrets are needed")
@@ -46,7 +46,7 @@ def _secret(number: int, line: bytes) -> bytes:
 
 
 def signatures_of(secrets: Iterable[bytes], webhook_id: str, now_s: int, payload: bytes) -> str:
-    """The value of ``webhook-signature``: one signature for each secret."""
+    """Return the value of ``webhook-signature``: one signature for each secret."""
     signed = f"{webhook_id}.{now_s}.".encode() + payload
     each = (b64encode(hmac.digest(secret, signed, hashlib.sha256)).decode() for secret in secrets)
     return " ".join(f"v1,{signature}" for signature in each)

@@ -1,4 +1,4 @@
-"""Writes rows of one volume: as packs, within packs, or one by one. The only place that decides between them.
+"""Writes rows of one volume: as packs, into packs, or one by one. Only this module chooses between these forms.
 
 Three rules keep a pack whole (``storage.leveldb.engine.packs``):
 
@@ -38,7 +38,7 @@ class RowWrites:
         self._edits: RowEdits | None = None
 
     def insert(self, put: Put) -> None:
-        """Put new rows into the newest volume, and note them in its summary."""
+        """Put new rows into the newest volume, and record them in its summary."""
         if put.table is PACKED_TABLE and self._volume.shape.packed and put.values and self._insert_packed(put):
             return
         self._volume.note(put, packs=None, packed=False)
@@ -78,7 +78,7 @@ class RowWrites:
         return packs_of(put.prefix, put.suffixes, put.values, may_expire=put.may_expire)
 
     def replace(self, table: Table, key: bytes, value: bytes) -> None:
-        """Put another value of a row that the volume has."""
+        """Replace the value of a row that the volume has."""
         if self._volume.may_be_packed(table, key):
             self._in_packs().put(key, value)
         else:

@@ -1,9 +1,9 @@
-"""The store in ``replication.mode = "sync"``: what it answers counts in the object store.
+"""The store in ``replication.mode = "sync"``: it completes calls only once their commits count in the object store.
 
-A write completes once its commit counts, and not before: actors move their state then, so until then no poll, producer,
-transaction or position shows it. Reads that do not go through an actor (the metadata, a view, a claim) may see rows of
-commits that are durable here and do not count yet: they return once those count. Messages and payloads are read only up
-to the watermark of an actor, so those reads do not wait.
+A write completes once its commit counts, and not before: actors update their state then, so until then no poll,
+producer, transaction or position shows it. Reads that do not go through an actor (the metadata, a view, a claim) may
+see rows of commits that are durable here but do not count yet: such reads return once those commits count. Messages
+and payloads are read only up to the watermark of an actor, so those reads do not wait.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ TORN_HINT = "the next start takes the commit from there"
 
 
 class CountingOutbox(Outbox):
-    """An outbox whose commits are sent at once, with the answers that wait for them."""
+    """An outbox that sends commits immediately, with the answers that wait for them."""
 
     def __init__(self, *, max_bytes: int, timeout_s: float, shift: int = 0, continues: int | None = None) -> None:
-        """``timeout_s``: how long an answer may wait."""
+        """``timeout_s``: the maximum time that an answer waits."""
         super().__init__(max_bytes=max_bytes, full_bytes=1, shift=shift, continues=continues)
         self.timeout_s = timeout_s
         self.answers = PendingAnswers()
-        #: Called after each progress.
+        #: Called whenever there is progress.
         self.on_progress: Callable[[], object] = lambda: None
 
     @property
@@ -92,17 +92,17 @@ class CountingOutbox(Outbox):
         return ""
 
     def answer(self, number: int, completed: Callable[[Exception | None], object]) -> None:
-        """Call ``completed`` once a commit counts, with all before it."""
+        """Call ``completed`` once a commit and all earlier ones count."""
         self.answers.when(number, trio.current_time(), completed)
         if self.answers.oldest_s is not None:
             self.on_full()  # a commit may have become complete since it was handed over
 
     async def until_counted(self, number: int, *, for_read: bool = False) -> Exception | None:
-        """Return once a commit counts: None; or NotCounted, after ``timeout_s`` at most.
+        """Return None once a commit counts, or NotCounted after ``timeout_s``.
 
         Args:
-          for_read: leave nothing behind after that time, or when cancelled: the commit that a read may have seen may
-            never be made, and an answer that waits for it would then refuse all changes.
+          for_read: withdraw the answer after that time, and on cancellation: the commit that a read may have seen may
+            never be made, and an answer that still waits for it would cause all changes to be refused.
         """
         found: list[Exception | None] = []
         over = trio.Event()

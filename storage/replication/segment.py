@@ -39,7 +39,7 @@ _MODE_NAMES: dict[int, Literal["async", "sync"]] = {ASYNC: "async", SYNC: "sync"
 MODES: dict[str, int] = {name: mode for mode, name in _MODE_NAMES.items()}
 RUN_BYTES = 16
 HASH_BYTES = 32
-#: Stands for the object before the first one of a log.
+#: Used as the digest of the object before the first one of a log.
 NOTHING_BEFORE = bytes(HASH_BYTES)
 #: Bounds a reader's memory. A segment is closed at a few mebibytes, but a single commit may have many large rows.
 MAX_COMMITS_BYTES = 1 << 30
@@ -126,7 +126,7 @@ def segment_of(
 
 
 def digest(data: bytes) -> bytes:
-    """Return what the next object of the log calls this one."""
+    """Return the digest by which the next object of the log refers to this one."""
     return hashlib.sha256(data).digest()
 
 
@@ -257,7 +257,7 @@ def _run(reader: _Bytes, table: Table) -> Put:
 
 
 class _Bytes:
-    """Takes parts off the front of some bytes. Raises EOFError if there are too few."""
+    """Reads parts of some bytes in order. Raises EOFError if there are too few."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -32,7 +32,7 @@ def test_in_a_backup_of_hbase_transactions_are_whole_over_topics_and_publishes_a
         with Transfers(url_of(daemon)) as going_on:
             eventually("there is something to keep", lambda: going_on.transfers > 20)
             floor, before = going_on.acknowledged, going_on.transfers
-            # Stopped where it renames the first object, until more transactions have been made.
+            # Stopped when it renames the first object, until more transactions have been made.
             words = ("backup", "create", folder, "--url", url_of(daemon))
             creating = started_until("os.rename", r"/objects/../[0-9a-f]{64}", *words, by=signal.SIGSTOP)
             try:

@@ -81,7 +81,7 @@ def verified(run, root):
 
 
 def without(namespace, root, number):
-    """Take the files of a batch out of the table, as a restore or another program may."""
+    """Remove the files of a batch from the table, as a restore or another program may."""
     table = TopicTable.open(open_files(root), namespace, "orders")
     batch = f"data/{number:012d}-"
     table.swap([], [each for each in table.all_files() if each.path.startswith(batch)])

@@ -1,4 +1,4 @@
-"""Trace context: a valid one is added to every message without one; an invalid one is ignored."""
+"""Trace context: a valid context is added to every message that has none; an invalid one is ignored."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class OldestPointer(TypedDict):
 
 @component("Pruning")
 class PruningFields(TypedDict):
-    """How far the invalid list may be pruned."""
+    """The bound up to which the invalid list may be pruned."""
 
     invalid: Count
     oldestInvalid: Pointer | None

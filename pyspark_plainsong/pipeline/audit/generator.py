@@ -1,9 +1,8 @@
 """Generates any number of audit messages like those of a platform; equal seeds give equal messages.
 
-A few programs run most of the time, and a few datasets are in most of what they do. Runs overlap; each reads its
-inputs, writes its outputs, and accesses some datasets in unknown ways. People edit the metadata of what they own.
-Events come late and out of order, some are published twice, and a given part of the messages is bad in one of many
-ways.
+A few programs account for most runs, and a few datasets for most accesses. Runs overlap; each reads its inputs, writes
+its outputs, and accesses some datasets in unknown ways. People edit the metadata of what they own. Events are late and
+out of order, some are published twice, and a given fraction of the messages is bad in one of many ways.
 """
 
 from __future__ import annotations
