@@ -121,7 +121,7 @@ class ChainReport:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything is as the chain says."""
+        """True if the topic matches its chain."""
         return not self.faults
 
     def shown(self) -> dict[str, Any]:

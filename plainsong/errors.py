@@ -200,7 +200,7 @@ class ConnectFailed(Unavailable):
     code = "connect_failed"
     title = "The daemon cannot be reached"
     is_first: bool = False
-    """Whether no daemon has ever answered this client: it does not retry then (``wait_for_daemon_s``)."""
+    """True if no daemon has ever answered this client, which then does not retry (``wait_for_daemon_s``)."""
     patience_left_s: float | None = None
     """How much longer a first connection is tried; None: a daemon has answered this client before."""
 

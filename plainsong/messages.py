@@ -452,15 +452,15 @@ class TopicOptions(TypedDict, total=False):
     """The properties of a topic. None stands for the daemon's default."""
 
     ttl_s: int | None
-    """Seconds a message lives."""
+    """Time to live of messages, in seconds."""
     transactional: Literal["optional", "required", "disabled"] | None
-    """Whether publishes may or must be part of a transaction."""
+    """Allows, requires or refuses publishes in a transaction."""
     deduplication: Literal["inherit", "enabled", "disabled"] | None
-    """Whether producers' sequence ids are remembered."""
+    """Enables or disables remembering producers' sequence ids; ``inherit``: as in the namespace."""
     max_bytes: int | None
-    """Bytes the topic may hold; None: as much as the disk."""
+    """Maximum bytes in the topic; None: limited by the disk only."""
     chain: Literal["none", "sha256"] | None
-    """Whether every request carries a hash of what came before."""
+    """``sha256``: every request carries a hash of everything before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -372,7 +372,7 @@ _AT_LEAST = 0.1
 
 
 class Heartbeat:
-    """Detects, by pings, whether the peer is alive. The reader sets ``received`` whenever data has arrived."""
+    """Detects by pings if the peer is alive. The reader sets ``received`` whenever data has arrived."""
 
     def __init__(self, ping: Callable[[], object]) -> None:
         """``ping`` sends a ping."""

@@ -173,7 +173,7 @@ ERRORS_END_STREAMS = True
 
 
 def gives_up_after(kind: type[BaseException]) -> bool:
-    """Whether a block left by this exception sends nothing more: its task is cancelled."""
+    """True if a block left by this exception must not send any more, because its task is cancelled."""
     return not issubclass(kind, Exception)
 
 
@@ -253,7 +253,7 @@ class Opened(Protocol):
 
     @property
     def _is_open(self) -> bool:
-        """Whether its block was entered and takes messages."""
+        """True if its block was entered and accepts messages."""
         ...
 
     async def aclose(self, timeout_s: float | None = None) -> None:
@@ -332,7 +332,7 @@ class Pages(Protocol):
     is_inside: bool
 
     def is_time_up(self) -> bool:
-        """Whether its transaction has no time left for reading."""
+        """True if its transaction has no time left for reading."""
         ...
 
     def done_with_message_at_hand(self, now_s: float) -> bool:
@@ -385,7 +385,7 @@ class Messages:
 
 
 def is_running(messages: Messages) -> bool:
-    """Whether a task waits within the loop. False: it can still be closed."""
+    """True if a task is waiting within the loop; if False, it can still be closed."""
     return False
 
 

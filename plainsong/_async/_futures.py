@@ -47,7 +47,7 @@ class AsyncSettled(Generic[T]):
         return f"<{type(self).__name__} {'finished' if self.done() else 'pending'}>"
 
     def done(self) -> bool:
-        """Whether it is settled."""
+        """True if it is settled."""
         return self._receipt is not None or self._error is not None
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -136,7 +136,7 @@ class AsyncTicket(Generic[R]):
         return f"<AsyncTicket {'answered' if self.done() else 'pending'}>"
 
     def done(self) -> bool:
-        """Whether its outcome is known."""
+        """True if its outcome is known."""
         return self._answer is not None
 
     def answered(self, status: int, fields: dict[str, Any]) -> None:

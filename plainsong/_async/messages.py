@@ -329,8 +329,8 @@ class AsyncMessages:
           name: identifies it across restarts; None: the daemon chooses a new, unique name.
           initial_sequence_id: the first automatic id. None: 0 for a new name, else the one after the last. If lower,
             each message up to the last id is reported as a duplicate.
-          optional: also open where deduplication is switched off; then a message may be stored twice, and receipts say so.
-          retention_s: how long the topic remembers a silent name, if longer than its default.
+          optional: open even if deduplication is switched off; then a message may be stored twice, and receipts say so.
+          retention_s: how long the topic remembers an idle producer, if longer than its default.
           serializer: of all its messages.
           linger_ms, max_batch_messages, max_batch_bytes, max_pending_bytes: as for ``publisher``.
           overflow: when the buffer is full: ``"wait"``, or ``"raise"`` BufferFull.
@@ -382,7 +382,7 @@ class AsyncMessages:
         """A lightweight transaction without a producer: all messages in one piece, or none. Never part of a block.
 
         Raises:
-          as ``publish``: sent once, so a lost answer is ``ConnectionLost``, unknown; a producer would find out the outcome.
+          as ``publish``: sent once, so after ``ConnectionLost`` the outcome is unknown; a producer would determine it.
           MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages; nothing happened.
         """
         request = unnumbered_atomic_request(routing_key, messages, serializer_for(serializer), ttl_s, attributes)
@@ -443,10 +443,10 @@ class AsyncMessages:
 
         Args:
           start: see ``plainsong.positions``; continue after a page with its ``last_id``.
-          inclusive: whether to include a message at ``start``; None: at a time yes, at an id no.
+          inclusive: include a message at ``start``; None: include it if ``start`` is a time, not if it is an id.
           limit, max_bytes: upper bounds; None: the daemon's (100 000 messages, 16 MiB).
           wait_ms: how long to wait for a first message, 60 000 at most.
-          until: end before it.
+          until: end before this place.
           isolation: ``"committed"``: up to the first undecided message (``page.held`` names its transaction), without the
             messages of aborted or invalid transactions. ``"uncommitted"``: everything, even if it is rolled back later.
             None: committed; but where the daemon has no transaction service (``off``), or its Tephra does not answer,
@@ -544,7 +544,7 @@ class AsyncMessages:
           start: where to begin in topics without a saved ``position``.
           follow: wait for more at the end, across restarts of the daemon, until ``stop`` or ``idle_timeout_s``; else end
             there.
-          until: stop before it (not with ``follow``).
+          until: stop before this place (not with ``follow``).
           limit: stop after this many messages.
           position: a ``FilePosition`` or ``ServerPosition``; the next reader continues after the saved position.
           isolation: ``"committed"``: only messages that the daemon's own transaction service committed, in order; the

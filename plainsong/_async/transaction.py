@@ -75,7 +75,7 @@ class Enlisted(Protocol):
 
     @property
     def transactional(self) -> bool:
-        """Whether the participants commit its position."""
+        """True if the participants commit its position."""
         ...
 
     async def settle(self) -> None:

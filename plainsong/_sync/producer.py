@@ -131,7 +131,7 @@ class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
 
     @property
     def deduplicated(self) -> bool:
-        """Whether each message is stored once. False only with ``optional=True``."""
+        """True if each message is stored once; False only with ``optional=True``."""
         return self._opened.session.epoch is not None
 
     # --- sending -------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
           the receipt of the request; ``duplicate`` or ``dropped`` name messages stored by earlier attempts.
         Raises:
           as ``send``; SequenceConsumed: the ids were used in another transaction. OutcomeUnknown: it cannot be
-            found out, and it was not sent again. TopicNotFound, MessageTooLarge, DeadlineExceeded, …: nothing happened.
+            determined, and it was not sent again. TopicNotFound, MessageTooLarge, DeadlineExceeded, …: nothing happened.
         """
         using = self._opened.serializer if serializer is None else serializer_for(serializer)
         request, ids = whole_request(messages, using, ttl_s=ttl_s, attributes=attributes, routing_key=routing_key)

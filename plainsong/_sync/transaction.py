@@ -76,7 +76,7 @@ class Enlisted(Protocol):
 
     @property
     def transactional(self) -> bool:
-        """Whether the participants commit its position."""
+        """True if the participants commit its position."""
         ...
 
     def settle(self) -> None:

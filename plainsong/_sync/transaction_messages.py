@@ -275,7 +275,7 @@ class TransactionMessages:
 
 
 def _is_too_much(waiting: TopicBuffer) -> bool:
-    """Whether one request cannot carry all of it; a single message always goes."""
+    """True if the messages do not fit into one request; a single message always fits."""
     return (waiting.bytes > REQUEST_BYTES or len(waiting.messages) > REQUEST_MESSAGES) and len(waiting.messages) > 1
 
 

@@ -1,4 +1,4 @@
-"""Patch: hypercorn ends the connection, with all its streams, for data of a stream that was already answered."""
+"""Patch: ignores data for a stream that was already answered; hypercorn ends the connection, with all its streams."""
 
 from __future__ import annotations
 

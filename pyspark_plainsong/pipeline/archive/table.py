@@ -264,7 +264,7 @@ class TopicTable:
         return None if found is None else int(found)
 
     def _replacing(self, day: str) -> dict[str, int]:
-        """Return what a commit that removes files of a day changes.
+        """Return the application transaction that a commit which removes files of a day changes.
 
         delta-rs lets two commits remove the same files; without this both would add files with the same rows.
         """
@@ -389,7 +389,7 @@ def schema() -> Schema:
 
 
 def tables(files: Files) -> list[tuple[str, str]]:
-    """Return namespace and topic of all archives below a root, those of an earlier version included."""
+    """Return namespace and topic of all archives under a root, including those of an earlier version."""
     found = []
     for namespace in files.names(""):
         for topic in files.names(namespace):
