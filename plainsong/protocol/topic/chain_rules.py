@@ -204,8 +204,8 @@ def restore_chain(state: TopicState, last: tuple[bytes, bytes] | None) -> bytes 
     entry = None if last is None else ChainEntry.decode(*last)
     if entry is not None and (end is None or entry.position >= end.position):
         chain.number, chain.position, chain.link = entry.number, entry.position, entry.link
-    # True only if a commit was cut off: after the metadata that switched the chain on, or before the metadata that
-    # switched it off.
+    # A commit may have been cut off after the metadata that switched the chain on, or before the metadata that switched
+    # it off.
     chain.begins = entry is None or entry.kind == END or (end is not None and entry.position <= end.position)
     chain.due = chain.begins or metadata.restored is not None
     return None if chain.begins else chain.position
