@@ -48,6 +48,11 @@ HINTS = (
         "wait for it; an idle one ends by itself",
     ),
     Hint(
+        "start one, and wait until GET /v1/replication of this daemon shows it in standbys",
+        "start one, and wait until plainsong replica status shows it",
+        "start one, and wait until plainsong replica status shows it",
+    ),
+    Hint(
         "send the ETag from GET unchanged, in its quotes",
         "pass the etag that was returned, unchanged",
         "give the etag that was shown, unchanged",
