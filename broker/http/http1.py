@@ -343,9 +343,12 @@ class Http1:
         return self._last.head
 
     def _prepare(self, answer: Answer) -> None:
-        """Encode the answer that the handler, started without the task, is about to give."""
+        """Encode the answer that the handler, started without the task, is about to give.
+
+        It may belong to an earlier request, which was answered at its time limit.
+        """
         head, request = self._last.head, self._request
-        if head is not None and request is not None:
+        if head is not None and request is not None and self._connection.state is State.ANSWERING:
             keep = head.keep_alive and not self._parts.stopping.is_set()
             self._made = answer, keep, self._framed(answer, head, request.request_id, keep=keep)
 

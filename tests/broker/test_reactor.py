@@ -342,6 +342,20 @@ async def test_a_large_answer_is_left_to_the_task_and_counted():
         assert server.by_task == 1
 
 
+async def test_an_answer_prepared_too_late_does_not_replace_a_large_one_of_the_next_request():
+    async with started() as server, await server.connect() as client:
+        await client.send_all(post("t/publish", b"first"))
+        await server.until_waiting(1)
+        first = server.answer(b"too late")
+        assert (await client.reply()).body == b"too late"
+        await client.send_all(post("t/publish", b"second"))
+        await server.until_waiting(1)
+        large = b"x" * (SENT_NOW_BYTES + 1)
+        server.answer(large)
+        first.prepare(Answer(200, b"of the first"))  # its actor prepares it after the first one's time limit
+        assert (await client.reply()).body == large
+
+
 async def test_an_answer_that_is_not_large_is_sent_without_the_task_and_frees_its_reservation(monkeypatch):
     monkeypatch.setattr(Http1, "_send_made", None)
     async with started() as server, await server.connect() as client:
