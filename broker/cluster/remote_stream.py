@@ -229,8 +229,10 @@ class RemoteStream:
         self._reader = codec.RequestReader()
         self._sent: deque[_Sent] = deque()
         self._requests = 0
-        #: Number of requests that the owner has answered.
+        #: Number of answered requests: by the owner, or here because the owner did not answer them.
         self.answered = 0
+        #: Number of requests that the owner has answered, as it counts them.
+        self._owner_answered = 0
         self._finished = False
         self._broken: Exception | None = None
         self._changed = trio.Event()
@@ -329,13 +331,14 @@ class RemoteStream:
                 self._break(error)
                 continue
             answered, answers = int.from_bytes(data[:8], "big"), data[8:]
-            self._settle(answered - self.answered)
-            self.answered = answered
+            self._settle(answered - self._owner_answered)
+            self._owner_answered = answered
             return answers
 
     def _settle(self, requests: int) -> None:
         """Remove the oldest ``requests`` requests, which are answered."""
         self._requests -= requests
+        self.answered += requests
         while requests and self._sent:
             oldest = self._sent[0]
             some = min(requests, len(oldest.numbers))

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 #: Calls that return only when something else happens, in this process or on another machine.
-CALLS = ("wait", "wait_task_rescheduled", "sleep_forever", "until_counted")
+CALLS = ("wait", "park", "wait_task_rescheduled", "sleep_forever", "until_counted")
 #: The functions that wait, by file; and the file of the tests that end their waits.
 WAITS = {
     "actors/actor.py": ("Actor._is_over Actor._turn_over Supervision._keep_running Supervision._supervise", "actors/test_topic_actor.py"),

@@ -9,7 +9,6 @@ import trio
 
 from actors.observe import SystemClock
 from actors.pointers import PointerIndex
-from actors.transactions import TransactionService
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
 from broker.http.reactor import open_reactor
@@ -17,6 +16,7 @@ from broker.http.route import TRANSACTIONS
 from broker.thrift import TephraMethods, serve_thrift
 from plainsong.protocol.transactions.ledger import TransactionSettings
 from storage.memory import MemoryStore
+from tests.asked_service import AskedService
 from tests.broker.cluster.in_process import TOPICS, cluster
 from tests.patience import PATIENCE_S
 from tests.waiting import until
@@ -30,7 +30,7 @@ async def a_tephra(nursery):
     async def no_topic(name, ask):
         raise AssertionError(f"{name} was asked {ask}")
 
-    service = TransactionService(MemoryStore(), SystemClock(), PointerIndex(), no_topic, TransactionSettings())
+    service = AskedService(MemoryStore(), SystemClock(), PointerIndex(), no_topic, TransactionSettings())
     loaded = trio.Event()
     nursery.start_soon(service.run, loaded.set)
     await loaded.wait()

@@ -9,6 +9,9 @@ import pytest
 import trio
 import trio.testing
 
+from broker.cluster.remote_stream import RemoteStream
+from broker.http.budgets import BodyBudget
+from broker.link.flow import LinkBroken
 from plainsong.protocol.codec import AVRO
 from plainsong.protocol.requests import PollRequest
 from tests.broker.cluster.in_process import TOPICS, cluster
@@ -164,6 +167,30 @@ async def test_a_stream_is_not_refused_while_the_forwarding_instance_still_sees_
         await stream.send(request(5, b"5"))
         assert [(number, status) for number, status, _ in await stream.answers(1)] == [(5, 200)]
     assert await nodes["a"].poll() == ["1", "2", "3", "4", "5"]
+
+
+class LostChannel:
+    """A channel to an owner that is lost before it answers."""
+
+    async def send(self, data):
+        raise LinkBroken("cut", sent=True)
+
+    async def receive(self):
+        raise LinkBroken("cut", sent=True)
+
+    def finish(self):
+        pass
+
+    def close(self):
+        pass
+
+
+async def test_a_request_that_the_lost_owner_did_not_answer_counts_as_answered():
+    stream = RemoteStream(LostChannel(), None, BodyBudget(1 << 20).reserve())
+    await stream.take([request(number, b"x") for number in range(3)])
+    assert await stream.answers()
+    # An instance in between passes this number on: if it were smaller, the instance before it would answer them again.
+    assert stream.answered == 3
 
 
 @pytest.mark.parametrize("view", ["all at once", "contradicting", "links cut"])

@@ -7,8 +7,6 @@ import json
 import re
 from typing import NamedTuple
 
-import pytest
-
 from broker.api.routes import ROUTES
 from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.requests import PollRequest, PublishRequest
@@ -205,9 +203,8 @@ async def taken(node, topic):
     return told
 
 
-@pytest.mark.parametrize("lane", [True, False])
-async def test_every_route_answers_through_another_instance_as_its_owner_does(lane):
-    async with cluster("a", "b", http__lane=lane) as nodes:
+async def test_every_route_answers_through_another_instance_as_its_owner_does():
+    async with cluster("a", "b") as nodes:
         for name in ("ns:topic-1", "ns:topic-2", "ns:missing", ":transactions", ":namespaces"):
             nodes.move(name, "b")
         at_owner = await taken(nodes["b"], "topic-1")
