@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 RENEWALS = 3
 #: The longest time between two renewals; and how long a rival may take to seal.
 IDLE_S = 10.0
+#: Rivals that follow one another are replaced after this many times the time of one: a standby that may not write the
+#: seal would otherwise keep the primary from its lease forever.
+RIVALS = 3
 #: A registration that has not changed for this time is removed; standbys renew theirs every ten seconds.
 EXPIRES_S = 60.0
 
@@ -85,6 +88,8 @@ class LeaseKeeper:
         #: The lease of a process that tries to take over, and when it was first seen.
         self._rival: Lease | None = None
         self._rival_since_s = 0.0
+        #: When the first rival was seen since the last renewal.
+        self._rivals_since_s = 0.0
         #: How long each registration has been unchanged, over the time in which the lease could be read.
         self._unchanged_s: dict[Registration, float] = {}
         #: When the last renewal began; None if it failed.
@@ -168,12 +173,15 @@ class LeaseKeeper:
     async def _renew(self, look: Callable[[], Awaitable[object]]) -> None:
         begun_s, held = self._clock(), self._lease
         self._number += 1
-        over = self._rival if begun_s - self._rival_since_s >= max(self._period_s, IDLE_S) else None
+        wait_s = max(self._period_s, IDLE_S)
+        is_over = begun_s - self._rival_since_s >= wait_s or begun_s - self._rivals_since_s >= RIVALS * wait_s
+        over = self._rival if is_over else None
         epoch = held.epoch if over is None else max(held.epoch, over.epoch)
         wanted = replace(held, epoch=epoch, urls=self.urls, renewed=self._number, counted=self._counted())
         steps = renew(wanted, held.renewed, self.terms, over)
         found: Lease | None = None
-        with trio.move_on_after(self._every_s):
+        # Two slow requests must fit in: a standby would see each renewal, and this process would have no answer.
+        with trio.move_on_after(2 * self._every_s):
             try:
                 found = await carry_out(self._objects, steps, failed=self._failed)
             except StoreError as error:
@@ -190,6 +198,8 @@ class LeaseKeeper:
             # Standbys that register change its lease too.
             if self._rival is None or found.sign != self._rival.sign:
                 log.warning("another process tries to take over", extra={"holder": found.holder, "epoch": found.epoch})
+                if self._rival is None:
+                    self._rivals_since_s = begun_s
                 self._rival, self._rival_since_s = found, begun_s
 
     def _look_at_standbys(self, now_s: float) -> None:

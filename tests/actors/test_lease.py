@@ -153,14 +153,14 @@ class Site:
         self.keeping.cancel()
         self.serves = None
 
-    async def follow(self, starts_s, *, lives_s=1e9, freezes=True, settings=SETTINGS):
-        """Be a standby that has read the log."""
+    async def follow(self, starts_s, *, lives_s=1e9, freezes=True, persists=False, settings=SETTINGS):
+        """Be a standby that has read the log. ``persists``: it tries again after it has begun a take-over."""
         await trio.sleep(starts_s)
         objects = self.objects(MILD)
         one = self.code.standby.Standby(objects, Path(), settings, None, lambda: 0, clock=trio.current_time)
         one._caught_up = True
         with suppress(StoreUnusable), trio.move_on_after(lives_s):
-            while not self.taken.is_set():
+            while persists or not self.taken.is_set():
                 if self.by_hand:
                     reason, self.by_hand = "by hand", False
                 else:
@@ -252,10 +252,44 @@ async def regained(code, seed):
             nursery.start_soon(by_hand)
         await trio.sleep(60)
         await carry_out(site.shared, code.protocol.choose_epoch(random.randbytes(16), 1, "other"))
-        await trio.sleep(60)
+        await trio.sleep(25)  # the time of one rival, and less than that of several
         lease = decode_lease(site.shared.found[LEASE][0])
         nursery.cancel_scope.cancel()
     return [] if keeper.holds and lease.run == RUN else ["the primary has no lease any more"]
+
+
+async def persistent(code, seed):
+    """Let a standby begin one take-over after the other, and never seal: the primary gets its lease back."""
+    async with trio.open_nursery() as nursery:
+        random = Random(seed)
+        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+        keeper = await site.start()
+        nursery.start_soon(partial(site.follow, 0.0, freezes=False, persists=True))
+        await trio.sleep(60)
+        site.at.cut_off()
+        await site.taken.wait()
+        await trio.sleep(random.uniform(0, 8))
+        site.at.connected.set()
+        await trio.sleep(60)
+        found, lease = keeper.holds, decode_lease(site.shared.found[LEASE][0])
+        nursery.cancel_scope.cancel()
+    return [] if found and lease.run == RUN else ["the primary has no lease any more"]
+
+
+async def distant(code, seed):
+    """Let each request take two seconds: a primary with a standby does not refuse everything."""
+    async with trio.open_nursery() as nursery:
+        site = Site(code, Random(seed), nursery, [1.0])
+        keeper = await site.start()
+        nursery.start_soon(partial(site.follow, 0.0, freezes=False))
+        await trio.sleep(60)
+        held = []
+        for _ in range(1000):
+            await trio.sleep(0.1)
+            held.append(keeper.holds)
+        nursery.cancel_scope.cancel()
+    # A registration that comes between the two requests of a renewal costs two more, and so some of the time.
+    return [] if sum(held) >= 300 else [f"the primary acknowledges {sum(held)} times of 1000"]
 
 
 async def alone(code, seed):
@@ -317,6 +351,14 @@ def test_a_primary_without_a_standby_acknowledges_while_its_object_store_is_away
 
 def test_a_primary_gets_its_lease_back_from_a_process_that_ended_before_the_seal():
     assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [regained]))] == []
+
+
+def test_a_primary_gets_its_lease_back_from_a_standby_that_tries_again_and_again():
+    assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [persistent]))] == []
+
+
+def test_a_primary_with_a_standby_acknowledges_although_each_request_takes_two_seconds():
+    assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [distant]))] == []
 
 
 #: Course that finds it, module, mistake, the correct code, the wrong code.
@@ -390,6 +432,20 @@ MISTAKES = [
         "a standby that registers begins the time again that a rival has for its seal",
         "if self._rival is None or found.sign != self._rival.sign:",
         "if found != self._rival:",
+    ),
+    (
+        persistent,
+        lease,
+        "each rival begins the time again",
+        " or begun_s - self._rivals_since_s >= RIVALS * wait_s\n",
+        "\n",
+    ),
+    (
+        distant,
+        lease,
+        "a renewal has less time than two slow requests",
+        "        with trio.move_on_after(2 * self._every_s):\n",
+        "        with trio.move_on_after(self._every_s):\n",
     ),
     (
         alone,
