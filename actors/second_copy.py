@@ -40,6 +40,7 @@ from storage.replication.protocol import (
     OwnDirectory,
     Reign,
     ReignOver,
+    Terms,
     Upload,
     check_place,
     claim_prefix,
@@ -659,7 +660,7 @@ class SecondCopy:
 
 
 async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
-    """End the log of a directory in the object store, for good: no other start continues it.
+    """End the log of a directory in the object store, for good: no other start continues it, and no standby.
 
     Raises:
       Foreign, ReignOver, BucketWentBack: it has been continued or lost already.
@@ -670,7 +671,9 @@ async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
     await in_thread(write_record, directory, record)
     own = OwnDirectory(NO_COMMIT, frozenset(record.runs), NO_COMMIT)
     known, leased = record.known_epoch, objects.can_exchange
-    await carry_out(objects, take_over(run, record.place, known=known, leased=leased, directory=own))
+    # Otherwise a standby would take over next to a daemon that serves the directory without a copy.
+    terms = Terms(0, allows_standby=False, is_free=True, is_kept=False)
+    await carry_out(objects, take_over(run, record.place, known=known, leased=leased, directory=own, terms=terms))
 
 
 async def _look_at(commit: Commit) -> None:

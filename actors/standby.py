@@ -27,7 +27,17 @@ from storage.replication.bases import FORMAT_NAME, decode_format
 from storage.replication.carry import carry_out
 from storage.replication.notices import LEASE, Registration, decode_lease, encode_lease, log_name
 from storage.replication.outbox import operations_of
-from storage.replication.protocol import ROOT, Follower, ReignOver, TakeOverLost, Verdict, after, take_over
+from storage.replication.protocol import (
+    ROOT,
+    Create,
+    Exchange,
+    Follower,
+    ReignOver,
+    TakeOverLost,
+    Verdict,
+    after,
+    take_over,
+)
 from storage.replication.reading import bases_of, rows_of
 from storage.replication.record import FOLLOWED_KEY, Followed, Record, Settle, read_record, write_record
 from storage.replication.segment import RUN_BYTES, SYNC, DamagedLog, decode_segment, is_segment
@@ -42,7 +52,7 @@ if TYPE_CHECKING:
     from storage.replication.bases import Base
     from storage.replication.carry import Objects
     from storage.replication.notices import Lease
-    from storage.replication.protocol import Place
+    from storage.replication.protocol import Place, Steps
     from storage.replication.segment import Commit, Segment
 
 log = logging.getLogger(__name__)
@@ -513,13 +523,18 @@ class Standby:
             follower=Follower(seen, self._registration.id),
         )
         try:
-            place = await carry_out(self._objects, attempt, apply, failed=self._failed)
+            steps = self._while_asked(attempt) if seen is None else attempt
+            place = await carry_out(self._objects, steps, apply, failed=self._failed)
         except (TakeOverLost, ReignOver) as error:
             log.warning("the take-over has failed", extra={"why": error.detail})
             self._lease = None
             self._refuse(error.detail)
             await self._continue(store)
             return False
+        except StoreError as error:
+            # Each attempt keeps the primary from its lease, so the client decides whether there is another one.
+            self._refuse(error.detail)
+            raise
         if await self._has_base_after(*reached, below=place.epoch):
             # The number was free because retention had removed its segment: the seal there ends nothing.
             raise _BuildAgain
@@ -532,6 +547,28 @@ class Standby:
             "replication.takeover", self._now_ms(), {**event, "from": self.status.holder or None}
         )
         return True
+
+    def _while_asked(self, attempt: Steps[Place]) -> Steps[Place]:
+        """Make a take-over by hand, and stop before its first seal if no client waits for it any more.
+
+        The object store may have been away for hours since the last client gave up.
+
+        Raises:
+          TakeOverLost: no client waits.
+        """
+        answer: object = None
+        has_sealed = False
+        while True:
+            try:
+                request = attempt.send(answer)
+            except StopIteration as done:
+                place: Place = done.value
+                return place
+            if isinstance(request, Create | Exchange) and not has_sealed:
+                if not self._askers:
+                    raise TakeOverLost("no client waits for the take-over any more")
+                has_sealed = request.name != LEASE
+            answer = yield request
 
     def _refuse(self, why: str) -> None:
         if self._by_hand:

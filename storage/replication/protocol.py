@@ -270,6 +270,8 @@ def choose_epoch(
         held = before.epoch
         if held < known:
             raise BucketWentBack(f"the lease is of epoch {held}, but epoch {known} has begun already")
+        if found is not None and before.run == run:
+            return held  # a write of this attempt, which took effect after it was looked for
         if seen is not None and before.sign != seen.sign:
             raise TakeOverLost("the lease has changed")
         if follower is not None and not before.allows_standby:

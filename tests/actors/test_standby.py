@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from actors import standby as standby_module
+from actors.second_copy import leave_copy
 from actors.settings import ReplicationConfig
 from actors.standby import Standby
 from plainsong.protocol.effects import RollBack, Table
@@ -19,6 +20,7 @@ from storage.base import StoreError, StoreUnusable
 from storage.leveldb import LevelDBStore
 from storage.leveldb.commit import Committer
 from storage.replication import carry
+from storage.replication.carry import ObjectStoreRefused
 from storage.replication.notices import LEASE, Registration, decode_lease, encode_lease, log_name
 from storage.replication.outbox import Outbox
 from storage.replication.protocol import Foreign, ReignOver, TakeOverLost
@@ -802,6 +804,70 @@ async def test_a_take_over_whose_client_has_given_up_is_not_tried_later(tmp_path
                 await running.counted()
                 await has(standby, running.outbox.last)  # it follows, and is no primary
             nursery.cancel_scope.cancel()
+
+
+async def test_a_take_over_whose_client_left_while_the_object_store_was_away_deposes_no_primary(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(5)
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+            is_removed = standby._is_removed
+
+            async def goes_away(place):
+                found = await is_removed(place)
+                objects.away = True  # the attempt begins now
+                return found
+
+            standby._is_removed = goes_away
+            async with trio.open_nursery() as asking:
+                asking.start_soon(standby.take_over)
+                await until(lambda: objects.away)
+                asking.cancel_scope.cancel()
+            objects.away, standby._is_removed = False, is_removed
+            await running.write(5)
+            await running.counted()
+            await has(standby, running.outbox.last)  # it follows, and is no primary
+            assert lease_of(objects).run == running.copy._run
+
+
+async def test_a_take_over_by_hand_that_may_not_write_the_seal_is_tried_once(tmp_path, objects):
+    create = objects.create
+
+    async def without_seals(name, data):
+        if name.startswith("log/") and not is_segment(data):
+            raise ObjectStoreRefused("no right to seal")
+        return await create(name, data)
+
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(5)
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+            objects.create = without_seals
+            with pytest.raises(TakeOverLost, match="no right to seal"):
+                await standby.take_over()
+            await running.write(5)
+            await running.counted()
+            await has(standby, running.outbox.last)
+            assert lease_of(objects).epoch == running.copy.status.epoch + 1
+
+
+async def test_no_standby_takes_over_after_its_primary_has_left_the_copy(tmp_path, objects):
+    clock = Clock()
+    with pytest.raises(ExceptionGroup) as ended:  # noqa: PT012
+        async with following(tmp_path / "second", objects, replace(SETTINGS, lease_s=10.0), clock) as standby:
+            async with primary(tmp_path / "data", objects, settings=LEASED) as running:
+                await running.write(3)
+                await running.counted()
+                await has(standby, running.outbox.last)
+                await registered(running, objects, clock)
+            await leave_copy(objects, tmp_path / "data", read_record(tmp_path / "data"))
+            await has_seen_the_lease(standby, objects, clock)
+            clock.now_s += 20.0
+            await until(lambda: clock.ticks() and not read_record(tmp_path / "second").standby)
+    assert ended.group_contains(StoreUnusable, match="allows no standby")
+    assert read_record(tmp_path / "second").standby
 
 
 async def test_two_clients_that_ask_for_a_take_over_get_the_same_epoch(tmp_path, objects):

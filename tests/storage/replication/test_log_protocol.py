@@ -347,6 +347,13 @@ def test_a_lost_answer_of_the_lease_is_a_success_if_the_lease_is_ours():
     assert again == protocol.Exchange(LEASE, encode_lease(Lease(9, RUN)), "new")
 
 
+def test_a_write_of_the_lease_that_took_effect_late_does_not_end_the_take_over_of_a_standby():
+    seen, mine = Lease(7, OTHER), Lease(8, RUN)
+    held, written = (protocol.Fetched(encode_lease(each), "tag") for each in (seen, mine))
+    steps = protocol.choose_epoch(RUN, 7, follower=protocol.Follower(seen))
+    assert answered(steps, held, protocol.Verdict.UNKNOWN, held, written) == 8
+
+
 def test_after_a_seal_with_a_gap_the_last_commit_is_not_known_and_nothing_counts_before_a_new_base():
     place = protocol.Place(3, 5, digest(b"x"), 40)
     behind, _ = protocol.after(place, encode_seal(EpochSeal(4, RUN, gap=True)))
