@@ -26,6 +26,7 @@ from storage.base import StoreError, StoreUnusable
 from storage.clock import now_ms
 from storage.directory import DataDirectory, opening_failed, sync_directory
 from storage.replication.notices import LEASE, decode_lease
+from storage.replication.protocol import ROOT
 from storage.replication.reading import bases_of, read, store_of
 from storage.replication.reading import verify as verify_copy
 from storage.replication.record import read_record, remove_record
@@ -375,7 +376,7 @@ def leave(
 
     Ends the log in the object store, which can still be restored, and unlinks
     the directory from it. The daemon then starts without replication.to, or
-    with a new prefix, where a new copy begins.
+    with a new prefix, where a new copy begins. Its standbys end: none takes over.
     """
     config = load_settings(file, data_dir, bind, sets).config
     directory = config.storage.data_dir.absolute()
@@ -388,6 +389,11 @@ def leave(
             if record.standby and not without_seal:
                 raise StoreUnusable(
                     f"{directory} is a standby's: leaving would end the log of its primary", hint="remove the directory"
+                )
+            if record.standby and record.place == ROOT:
+                raise StoreUnusable(
+                    f"{directory} has no complete store, but a part of a standby's",
+                    hint="the store of a deposed primary is in a folder deposed-TIME there, after plainsong replica rejoin",
                 )
             if not without_seal:
                 if not config.replication.to:

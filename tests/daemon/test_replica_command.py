@@ -12,6 +12,7 @@ import pytest
 
 from plainsong import Client
 from plainsong.cli.command import Exit
+from storage.replication.record import Record, read_record, write_record
 from tests.daemon.deployment import EACH, REQUESTS, fill
 from tests.daemon.harness import Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
 from tests.storage.replication.s3_server import BUCKET, s3_server
@@ -159,6 +160,15 @@ def test_a_directory_with_a_copy_starts_without_it_only_after_leaving(tmp_path, 
     replica(place, "leave", *options, code=Exit.STORE)
     with Daemon(tmp_path / "data") as daemon:
         daemon.stop()
+
+
+def test_a_standby_that_is_not_built_yet_does_not_become_a_store_by_leaving(tmp_path, place):
+    with a_daemon(tmp_path, place) as daemon:
+        daemon.stop()
+    write_record(tmp_path / "data", Record("s" * 32, standby=True))
+    options = ("--data-dir", tmp_path / "data", "--set", f"replication.to={place[0]}")
+    replica(place, "leave", *options, "--without-seal", code=Exit.STORE)
+    assert read_record(tmp_path / "data").standby
 
 
 def test_a_copied_directory_deposes_the_daemon_that_has_the_copy(tmp_path, place):
