@@ -369,6 +369,7 @@ def test_in_sync_a_primary_that_is_cut_off_serves_no_polls_once_its_lease_is_ove
                 client.create_topic("orders")
                 client.publish("orders", [b"1"])
             eventually("the standby follows", lambda: follows(site.url("b"), cut_off.url("a")))
+            eventually("the primary has noticed it", lambda: is_automatic(cut_off.url("a")))
             proxy.cut_off()
 
             def refuses():

@@ -15,6 +15,7 @@ from plainsong.protocol.effects import Table
 from storage.replication.notices import (
     EpochSeal,
     Lease,
+    Registration,
     decode_lease,
     decode_seal,
     encode_lease,
@@ -91,7 +92,9 @@ def test_the_segment_on_the_page_is_the_one_that_the_code_reads_and_writes():
 
 def test_the_seal_and_the_lease_on_the_page_are_those_that_the_code_writes():
     assert encode_seal(EpochSeal(8, RUN)).decode() in PAGE
-    assert re.sub('"run":"[0-9a-f]{32}"', '"run":"<32 hex digits>"', encode_lease(Lease(7, RUN)).decode()) in PAGE
+    lease = encode_lease(Lease(7, RUN, standbys=(Registration("0123abcd", beat=1, commit=40),))).decode()
+    lease = re.sub('"run":"[0-9a-f]{32}"', '"run":"<32 hex digits>"', lease)
+    assert lease.replace("0123abcd", "<8 hex digits>") in PAGE
 
 
 @given(numbers, numbers, numbers, st.sampled_from([ASYNC, SYNC]), st.lists(commits, min_size=1, max_size=4))
