@@ -87,7 +87,7 @@ def main() -> None:
     for name in args.sections or args.only or MEASUREMENTS:
         with TemporaryDirectory(prefix=f"{name}-", dir=args.scratch) as scratch:
             section = MEASUREMENTS[name](profile, Path(scratch), say)
-        if section.rows:  # skipped: what it needs is not installed, and it has printed a line about that
+        if section.rows:  # no rows: a dependency is missing, and the measurement has printed which
             sections.append(section)
     facts["minutes"] = f"{(time.monotonic() - begun_s) / 60:.1f}"
     conclude(profile.name, facts, sections, args.report, say, as_json=args.json)

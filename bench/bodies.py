@@ -61,7 +61,7 @@ def held_poll(name: str, wait_ms: int) -> bytes:
 
 
 def poll(name: str, encoding: str, start_from: bytes, limit: int, *, inclusive: bool = True) -> bytes:
-    """Return a poll of up to ``limit`` messages from an id on."""
+    """Return a poll of up to ``limit`` messages, starting at an id."""
     codec = JSON if encoding == "json" else AVRO
     body = codec.encode_poll(PollRequest(start_from, limit=limit, inclusive=inclusive))
     return post(path(name, "poll"), body, ENCODINGS[encoding])

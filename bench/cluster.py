@@ -117,7 +117,7 @@ class _Cluster:
         return found
 
     def _wait_owned(self, owner: str, topic: str) -> None:
-        """Wait until the owner answers for the topic itself. Raises RuntimeError after 30 seconds."""
+        """Wait until the owner answers for the topic without forwarding. Raises RuntimeError after 30 seconds."""
         until_s = time.monotonic() + 30
         while time.monotonic() < until_s:
             connection = HTTPConnection("127.0.0.1", self.daemons[owner].port, timeout=30)

@@ -83,6 +83,6 @@ def _measure(profile: Profile, connections: int, one: Daemon, front: Daemon) -> 
 
 
 def children(pid: int) -> list[int]:
-    """Return the child processes of a process, whichever of its threads started them."""
+    """Return the child processes of all threads of a process."""
     started = [path.read_text(encoding="ascii") for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(each) for line in started for each in line.split()]

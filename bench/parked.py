@@ -21,7 +21,7 @@ from statistics import median
 
 from bench.load import Answers, post
 
-#: The longest wait that docs/http-api.md allows.
+#: The longest wait that docs/http.md allows.
 WAIT_MS = 60_000
 _JSON = "Content-Type: application/json"
 _PARKED = re.compile(rb"^plainsong_parked_polls ([0-9.e+]+)$", re.MULTILINE)

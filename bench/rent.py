@@ -2,12 +2,12 @@
 
     python -m bench.rent [MECHANISM ...] [--rounds 5] [--seconds 2] [--scratch DIR]
 
-Prints a table in Markdown for ``docs/measurements/rent.md``. A mechanism that is worth less than 5 % on every row goes,
-with its tests. The rate with the mechanism divided by the rate without it is *rate*; the processor time of the daemon
-for each message without it divided by the time with it is *cpu*. Both are above 1 where the mechanism pays. *Wait* is
-the 99.9th percentile without it divided by the one with it, at a fixed rate.
+Prints a table in Markdown for ``docs/measurements/rent.md``. A mechanism that gains less than 5 % on every row is
+removed, with its tests. *Rate* is the rate with the mechanism divided by the rate without it; *cpu* is the daemon's
+processor time per message without it divided by the time with it. Both are above 1 if the mechanism pays. *Wait* is the
+99.9th percentile of the latency without it divided by that with it, at a fixed rate.
 
-The daemon that goes without one is started as ``python -m bench.rent --off MECHANISM OPTION ...``.
+A daemon without a mechanism is started as ``python -m bench.rent --off MECHANISM OPTION ...``.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 SIZE = 100
 SEEDED = 200_000
-#: Topics that exist before, and the messages of each commit in them.
+#: Topics seeded before the daemon starts, and the number of messages in each of their commits.
 SEEDS = {"small": 10, "large": 10_000}
 #: Rate of the steady load: a third of what two cores can take, so that waits are the daemon's and not the queue's.
 STEADY_PER_S = 6_000
 STEADY_BYTES = 2_000
-#: Requests of one walk: they are arguments of the load generator.
+#: Maximum number of requests in one walk, since they are passed to the load generator as arguments.
 MAX_REQUESTS = 4_000
-#: The loads at that rate, and the properties of their topics: of the second one a volume is dropped every few seconds.
+#: The loads at that rate, and their topics' properties: in the second, a volume is dropped every few seconds.
 LOADED: dict[str, dict[str, object]] = {"steady": {}, "expiring": {"ttl": 1}}
 #: Small volumes and buffers, so that tables are written and files removed within a few seconds.
 STEADY = {"storage_write_buffer_bytes": 4 << 20, "storage_volume_bytes": 32 << 20, "retention_interval_s": 1}
@@ -59,11 +59,11 @@ class Mechanism:
     off: Callable[[], None]
     """Switches it off in this process, before the daemon starts."""
     rows: tuple[str, ...]
-    """The loads that it is for."""
+    """The loads it speeds up."""
 
 
 def _set(place: str, value: object) -> None:
-    """Set an attribute of a module, or of a class in one, which has to exist: ``storage.x:Class.name``."""
+    """Set an existing attribute of a module or of a class in it, such as ``storage.x:Class.name``."""
     module, _, path = place.partition(":")
     owner: object = import_module(module)
     *parents, name = path.split(".")
@@ -263,7 +263,7 @@ class Side:
 
 
 def _seeded(directory: Path, without: str | None) -> dict[str, Sequence[bytes]]:
-    """Fill a store in a process of its own; return the first ids of each topic's milliseconds."""
+    """Fill a store in a separate process; return the first ids of each topic's milliseconds."""
     command = [sys.executable, "-m", "bench.rent", *(["--off", without] if without else []), "--seed", str(directory)]
     found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     return {topic: [bytes.fromhex(each) for each in ids] for topic, ids in found.items()}

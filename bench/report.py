@@ -46,7 +46,7 @@ def results_of(
 
 
 def machine() -> dict[str, str]:
-    """Describe the machine, as far as the numbers depend on it."""
+    """Describe the properties of the machine that affect the numbers."""
     return {
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),

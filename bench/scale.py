@@ -2,7 +2,7 @@
 
     python -m bench.scale [--topics 100000] [--messages 1e6] [--per-request 10,30,100] [--headroom 0.6] [--seed 1] …
 
-For each number of messages a request it searches the smallest deployment in which no member is busier than
+For each number of messages per request it finds the smallest deployment in which no member is busier than
 ``--headroom``. It reports the first bottleneck, what would move it, and how long topics are unavailable when an
 instance dies and when all restart. The model is in ``bench/scale_model.py`` and ``scale_storm.py``, the costs, measured
 on one machine, in ``bench/costs.json`` (``bench/scale_costs.py`` derives them from a run of the benchmark). Prints

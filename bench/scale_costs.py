@@ -31,7 +31,7 @@ class Costs:
     delivered_us: float
     """Owner: a message of a poll, from the cache."""
     forward_us: float
-    """Forwarder: a request sent on, and its answer."""
+    """Forwarder: forwarding a request and its answer."""
     forwarded_us: float
     """Owner: additional cost of a forwarded request; negative if it costs less."""
     round_trip_ms: float
@@ -45,13 +45,13 @@ class Costs:
     gateway_call_us: float
     """Gateway: a call."""
     gateway_byte_ns: float
-    """Gateway: a byte passed on."""
+    """Gateway: forwarding a byte."""
     log_write_bytes: float
     """Write-ahead log: bytes of a compare-and-set in addition to its cell."""
     row_bytes: float
     """Cell: bytes of a message in addition to its payload."""
     open_ms: float
-    """Opening a topic, claim and load, without load."""
+    """Opening a topic (claiming and loading it) on an idle cluster."""
     open_us: float
     """Owner: opening a topic."""
     topic_kib: float
@@ -82,7 +82,7 @@ def derive(results: dict[str, Any], run: str) -> dict[str, dict[str, float | str
     links = _Measured(results, "cluster", run)
     single, shared = calls.row("cost of a publish of 1", 1), calls.row("cost of a publish of 1", 64)
     group = calls.row("cost of a publish of 1000", 1)
-    # A publish alone pays a whole commit, one of 64 concurrent ones a share.
+    # A single publish pays for a whole commit, one of 64 concurrent publishes for a share.
     commit_us = (single["daemon µs"] - shared["daemon µs"]) / (1 - 1 / shared["requests a commit"])
     message_us = (group["daemon µs"] - single["daemon µs"]) / 999
     empty, together = calls.row("cost of an empty poll", 1), calls.row("cost of an empty poll", 64)

@@ -140,7 +140,7 @@ class _Side:
 
     @property
     def total_us(self) -> float:
-        """Processor time of a publish, over all rounds."""
+        """Return the processor time of a publish over all rounds."""
         return self._cpu_s / self._requests * 1e6
 
     def rate(self) -> float:

@@ -78,7 +78,7 @@ def _kafka(profile: Profile, scratch: Path, ending: ExitStack, say: Callable[[st
     if not profile.fetches and not are_fetched("kafka", "spark"):
         say("spark: without Kafka, since a quick run fetches nothing")
         return None
-    home = (scratch / "kafka").resolve()  # its programs run there
+    home = (scratch / "kafka").resolve()  # absolute: Kafka's programs run in it
     home.mkdir()
     peer = Kafka()
     try:
@@ -95,14 +95,14 @@ def _kafka(profile: Profile, scratch: Path, ending: ExitStack, say: Callable[[st
 class _Kafka:
     """A local Kafka, and Spark's own source and sink for it."""
 
-    #: Settings of a topic whose messages are synced when the system likes, which is Kafka's default.
+    #: Settings of a topic whose messages are synced whenever the system writes them back, which is Kafka's default.
     NOT_SYNCED: ClassVar = {"flush.messages": str(2**63 - 1)}
 
     def __init__(self, peer: Kafka, running: Running, jars: str) -> None:
         self._peer = peer
         self._running = running
         self.jars = jars
-        """The connector, as Spark's setting has it."""
+        """The connector's jars, as a value of Spark's setting."""
         self._topics = 0
 
     def works(self, spark: SparkSession, say: Callable[[str], None]) -> bool:

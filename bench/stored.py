@@ -33,7 +33,7 @@ def under(topic: str, verb: str, pointer: int | None, count: int, size: int = SI
 
 
 def poll(topic: str, limit: int, *, committed: bool, since: bytes | None = None) -> bytes:
-    """Return a poll from an id on (None: the oldest), with frames as the response."""
+    """Return a poll that starts at an id (None: the oldest), with frames as the response."""
     request = PollRequest(since, limit=limit, isolation="committed" if committed else "uncommitted")
     headers = [f"Content-Type: {AVRO_2.content_type}", bodies.FRAMES]
     return post(bodies.path(topic, "poll"), AVRO_2.encode_poll(request), headers)

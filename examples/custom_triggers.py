@@ -2,8 +2,8 @@
 
 A notification is a text with attributes; a rule names the required attributes, and the command to start. The outcome of
 the commands is published with the position of the notification as its sequence id. So the topic of outcomes records
-which notifications were handled: without a database or a saved position, each gets exactly one outcome, whatever is
-killed. If a command ran but its outcome was not published, it runs again, with the same NOTIFICATION.
+which notifications were handled: without a database or a saved position, each gets exactly one outcome, no matter what
+is killed. If a command ran but its outcome was not published, it runs again, with the same NOTIFICATION.
 
     custom_triggers.py                                             send some notifications, and handle them
     custom_triggers.py notify "new prices" kind=deployed stage=production version=7

@@ -1,8 +1,8 @@
 """A search index receives each change of metadata once, and related changes together (use case 2).
 
 An edit changes several properties and tags of one entity. It is published as a *lightweight transaction*: atomically,
-with the entity as its routing key. The index is a full-text table of SQLite, and the position in the topic is in the
-same database. So after a crash index and position agree: no change is missing, and none is applied twice.
+with the entity as its routing key. The index is a full-text table in SQLite, and the position in the topic is in the
+same database. So after a crash, index and position agree: no change is missing, and none is applied twice.
 
     metadata_index.py                                       publish some edits, index them, and search
     metadata_index.py edit dataset:orders owner=sales tag+=pii tag-=draft

@@ -132,7 +132,7 @@ def be_program(client: Client, program: str, run: str) -> None:
                 message = {"program": program, "run": run, "state": state}
                 if not producer.publish(message, sequence_ids=[number]).duplicate:
                     print(f"  {program} {state}", flush=True)
-                # The work would be done here.
+                # The real work would be done here.
     except ProducerFenced:
         sys.exit(f"  {program}: another process continues run {run}")
     except OutcomeUnknown:

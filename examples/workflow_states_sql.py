@@ -1,8 +1,8 @@
-"""The workflow of workflow_states.py with its rows in PostgreSQL: the participant is ready-made (use case 4).
+"""The workflow of workflow_states.py with its rows in PostgreSQL, through a ready-made participant (use case 4).
 
 ``SqlParticipant`` adds a SQLAlchemy session to the transaction: its rows are prepared before the daemon decides, and
-committed if it decides to commit. At the start, ``recover`` finishes the prepared rows of a killed program as the
-daemon decided.
+committed if it decides to commit. At the start, ``recover`` commits or rolls back the prepared rows of a killed
+program, as the daemon decided.
 
 It needs plainsong-client[sql], and a server whose max_prepared_transactions is not 0 (see docs/sql.md):
 
@@ -39,7 +39,7 @@ class Base(DeclarativeBase):
 
 
 class Run(Base):
-    """One run of the workflow: the last step that was taken, and the token after it."""
+    """One run of the workflow: the last completed step, and the token after it."""
 
     __tablename__ = "workflow_runs"
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SIZE = 100
 BATCH = 1000
 PAGE = 10_000
-#: Pages of a consumer that asks for few messages at a time.
+#: Page sizes of a consumer that asks for few messages at a time.
 SMALL_PAGE, SMALL_STEP = 10, 100
 #: Connections that run whole transactions, and the topics of each.
 TRANSACTING = ((1, 1), (16, 1), (1, 3))
@@ -241,7 +241,7 @@ class Comparison:
             return lambda side: self._transact(side, connections, topics)
 
         rounds = profile.rounds
-        # Plainsong alone would need the original's client, hence its jars.
+        # To run only Plainsong's, the original service's client would be needed, and so its jars.
         is_compared = any(side.peer.transacts for side in self.sides if side.peer.name != "plainsong")
         transactions = {
             f"transaction, {_topics(topics)}, {on_connections(connections)}": (rounds, transacting(connections, topics))

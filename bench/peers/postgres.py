@@ -18,7 +18,7 @@ from bench.peers.peer import Asked, Lacking, Peer, Running, exchange, free_port,
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: Debian keeps the server's programs off the path.
+#: Debian does not put the server's programs on the path.
 _PLACES = "/usr/lib/postgresql/*/bin"
 _USER = "plainsong"
 _STATEMENT = b"it\0"
@@ -28,7 +28,7 @@ _READY = b"Z\0\0\0\5I"
 
 
 class Postgres(Peer):
-    """Single messages are an insert by a prepared statement, batches a COPY, pages a select by the primary key."""
+    """Publishes single messages with a prepared INSERT and batches with COPY; reads pages by primary key."""
 
     name = "postgres"
     protocol = "postgres"
@@ -100,7 +100,7 @@ class Postgres(Peer):
             command += ["--define", f"payload={'x' * size}", "--file", str(script)]
             output_of([*command, "--log", "--log-prefix", str(log), "postgres"], seconds)
             logs = [file.read_text(encoding="ascii").splitlines() for file in Path(directory).glob("log.*")]
-        # Of each transaction: its client, its number, µs, its script, and when it ended, in seconds and µs.
+        # Columns: client, transaction number, duration in µs, script, and the time of its end in seconds and µs.
         fields = [[int(word) for word in line.split()] for lines in logs for line in lines]
         return _counted([(each[4] * 1_000_000 + each[5], each[2]) for each in fields], seconds)
 
