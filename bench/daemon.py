@@ -40,7 +40,7 @@ class Daemon:
         self.port = int(said["addresses"][0].rpartition(":")[2])
 
     def _read(self) -> None:
-        assert self.process.stdout is not None  # a pipe was asked for
+        assert self.process.stdout is not None  # a pipe was requested
         with self.process.stdout as output:
             for line in output:
                 if line.startswith("{"):

@@ -35,7 +35,7 @@ LOAD = Path(__file__).with_name("load.py")
 
 
 async def live(receive: Any, send: Any) -> None:
-    """The lifespan of an application without one: hypercorn fails now and then if it simply returns."""
+    """Handle the lifespan protocol without doing anything: hypercorn sometimes fails if this simply returns."""
     while (message := await receive())["type"] != "lifespan.shutdown":
         await send({"type": f"{message['type']}.complete"})
     await send({"type": "lifespan.shutdown.complete"})

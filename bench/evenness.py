@@ -34,10 +34,10 @@ SHARES = (("1/4", 0.25), ("1/2", 0.5), ("3/4", 0.75))
 TOPICS = 10
 PAGE = 10_000
 READERS = 2
-#: Readers are given requests for the measured time and this margin.
+#: Readers get requests for the measured time plus this margin.
 MARGIN_S = 5.0
 LONG_TTL_S = 7 * 86_400
-#: Interval at which the daemon looks for expired topics.
+#: Interval at which the daemon searches for expired topics.
 CLEANING_INTERVAL_S = 0.2
 #: How long to wait, after the measured time, for the cleaning to finish.
 CLEANING_TIMEOUT_S = 60.0
@@ -181,7 +181,7 @@ class _Conditions:
             for mine, load in zip(asked, loads, strict=True):
                 result = load.enough()
                 messages = sum(limit for limit, _ in mine[: result["requests"]])
-                # A reader that got no answer in a short round has no time either.
+                # A reader without any answer in a short round has measured no time either.
                 rate = messages / result["seconds"] if messages else 0.0
                 noted["beside it"] = noted.get("beside it", 0.0) + rate
 
@@ -210,7 +210,7 @@ CONDITIONS: dict[str, Callable[[_Conditions, Daemon], AbstractContextManager[dic
 
 
 class _Copies(threading.Thread):
-    """``plainsong copy`` from one directory into new ones, repeated until stopped."""
+    """Repeated ``plainsong copy`` from one directory into new ones, until stopped."""
 
     def __init__(self, source: Path, targets: Path) -> None:
         super().__init__(daemon=True)
@@ -247,7 +247,7 @@ class _Copies(threading.Thread):
             return self._running
 
     def stop(self) -> None:
-        """Kill the running copy and remove its target. Raises the error with which a copy has failed."""
+        """Kill the running copy and remove its target. Raises the error of a copy that failed."""
         with self._lock:
             self._stopped = True
             if self._running is not None:

@@ -132,7 +132,7 @@ def load(
 def loads(
     targets: Sequence[tuple[int, bytes]], connections: int, seconds: float = 0, warm_up: int = 0
 ) -> Iterator[Load]:
-    """Like ``load``, for several ports and requests, dealt to the connections in turn."""
+    """Like ``load``, for several ports and requests, assigned to the connections round-robin."""
     options = [*_options(connections, seconds), "--warm-up", str(warm_up)]
     with started([request for _, request in targets], [port for port, _ in targets], *options) as running:
         yield running

@@ -73,7 +73,7 @@ def daemon_costs(profile: Profile, ours: Daemon, groups: str, singles: str) -> l
 
 
 def open_costs(ours: Daemon, topics: list[str]) -> Row:
-    """Cost per topic of the first request for it since the start: time, processor time, memory."""
+    """Cost per topic of the first request for it since the daemon's start: time, processor time, memory."""
     with Wire(ours.port) as wire:
         wire.send(bodies.poll(topics[0], "frames", bytes(ID_BYTES), 1))
         used, memory, begun_s = ours.cpu_s(), ours.resident_mb(), time.perf_counter()

@@ -3,8 +3,8 @@
     python bench/load.py --port 7420 --connections 16 --requests 20000 --request-file request.bin
     python bench/load.py --port 7420 --connections 16 --requests 20000 --path /v1/... --body-size 100 --header 'Content-Type: …'
 
-Several ``--port`` and ``--request-file``, in equal numbers, are dealt to the connections in turn; with ``--everywhere``
-each connection sends all requests in turn, to one port. It needs only the standard library, runs as its own process,
+Several ``--port`` and ``--request-file`` options, in equal numbers, are assigned to the connections round-robin; with
+``--everywhere`` each connection sends all requests in turn, to one port. It needs only the standard library, runs as its own process,
 and prints one JSON object: ``requests``, ``seconds``, ``requests_per_s``, ``p50_ms``, ``p90_ms``, ``p99_ms``,
 ``p999_ms``, ``max_ms``, ``received_bytes``, ``statuses`` (with their counts), ``cpu_s`` (its own: near ``seconds``
 means that the generator is the limit, not the server). It ends after ``--requests``, after ``--seconds``, or at
@@ -134,9 +134,10 @@ def run(
 ) -> dict[str, Any]:
     """Send ``requests`` requests over ``connections`` connections, after ``warm_up`` unmeasured ones.
 
-    ``targets``: port and request, dealt to the connections in turn, or (``everywhere``) all sent by each. ``seconds``:
-    send no more after this time; 0: no limit. ``rate``: requests due per second, however long responses take; 0: each
-    connection sends its next request when it has its response. ``tls``: the connections' context; None: plain TCP.
+    ``targets``: port and request, assigned to the connections round-robin, or (``everywhere``) all sent by each.
+    ``seconds``: send no more after this time; 0: no limit. ``rate``: requests due per second, however long responses
+    take; 0: each connection sends its next request when it has its response. ``tls``: the connections' context; None:
+    plain TCP.
     """
     poll = select.epoll()
     by_fd: dict[int, Answers] = {}
@@ -185,12 +186,12 @@ def run(
 
 
 _SHARES = (("50", 0.50), ("90", 0.90), ("99", 0.99), ("999", 0.999))
-#: How long an open loop waits for answers after its last arrival.
+#: How long an open loop waits for answers after its last request was due.
 _DRAIN_S = 10.0
 
 
 class _Told:
-    """``enough`` is set at SIGTERM: send no more."""
+    """``enough`` is set at SIGTERM: stop sending."""
 
     enough = False
 

@@ -60,7 +60,7 @@ def _parked(ours: Daemon, polls: int, seconds: float) -> tuple[float, float]:
     command = [sys.executable, "-m", "bench.parked", "--port", str(ours.port), "--path", bodies.path(TOPIC)]
     command += ["--polls", str(polls), "--hold"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None  # a pipe was asked for
+        assert process.stdout is not None  # a pipe was requested
         assert process.stdin is not None
         if process.stdout.readline() != "parked\n":
             raise RuntimeError("the polls were not parked")

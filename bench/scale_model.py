@@ -1,7 +1,7 @@
 """A model of a deployment under load, topic by topic: owners, commit rates, and the resulting load of each resource.
 
     rates       topic k of a shuffled list gets a share of 1 / k^skew of all messages (0: all equal)
-    owners      by the daemon's own rendezvous hashing; regions by the store's own hash byte, cut evenly, dealt in turn
+    owners      by the daemon's rendezvous hashing; regions by the store's hash byte, split evenly, assigned round-robin
     commits     requests arrive at random (rate r); those arriving during a commit (of duration T) share the next:
                 1 / (T + exp(-r T) / r) a second; more if a commit would exceed ``commit_max_bytes``
     T           two round trips: rows put if absent, head compared and set; stretched by queueing at the busiest region
@@ -46,7 +46,7 @@ class Load:
     skew: float = 0.5
     readers_per_topic: float = 1.0
     misdirected: float = 0.1
-    """Share of the requests that go to any instance because the client does not know the owner."""
+    """Share of the requests that go to any instance because the client has not learned the owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RegionServer:
     busy: float = 0.0
     """Utilization of its cores."""
     gateway_busy: float = 0.0
-    """Utilization of the gateway's cores, of the same number."""
+    """Utilization of the gateway's cores, of which there are as many."""
     log_bytes_per_s: float = 0.0
     """Before replication."""
 
@@ -209,7 +209,7 @@ def _reckon(placement: Placement, fleet: Fleet, costs: Costs, busy: float) -> Ou
         outcome.commits_per_s += commits
         outcome.requests_per_s += asked
         outcome.busiest_topic = max(outcome.busiest_topic, used_us / 1e6)
-    # A client that does not know the owner asks any instance: forwarding is spread evenly.
+    # A client that has not learned the owner asks any instance: forwarding is spread evenly.
     for instance in outcome.instances:
         instance.busy += outcome.requests_per_s * forwarded * costs.forward_us / 1e6 / fleet.instances
     for server in outcome.region_servers:

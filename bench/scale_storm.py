@@ -1,10 +1,10 @@
 """Hand-over storms: topics that lost their owner are opened by the remaining instances.
 
-death     the owner is gone at 0; its session expires, and the others know, ``session_s`` later
-asks      clients that were refused until then, or wait for messages, ask at once; others at their next request
-opening   takes a slot of the new owner (``slots`` at a time), a turn at the counter of epochs for every block of
-          them (a row of HBase, one increment after the other), the calls that claim and load, and processor time
-          of the owner's one core
+death     the owner dies at 0; ``session_s`` later its session expires, and the others take over
+asks      clients that were refused until then, or wait for messages, retry at once; others send their next request
+opening   needs a slot of the new owner (it has ``slots``), an increment of the epoch counter for every block of
+          epochs (a row of HBase, one increment after the other), the calls that claim and load, and processor time
+          on the owner's single core
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Storm:
     p99_s: float
     last_s: float
     counter_s: float
-    """Total time for which the counter of epochs was busy with them."""
+    """Total time for which the epoch counter was busy with these topics."""
 
 
 def storm(
@@ -64,7 +64,7 @@ def storm(
     epochs = dict.fromkeys(left, 0)
     step_s = costs.round_trip_ms / 1e3
     opened: list[float] = []
-    # Process slots in order of their start, so that no turn at the counter waits for a later one.
+    # Process slots in order of their start, so that no increment of the counter waits for a later one.
     begins = [(queues[owner].popleft(), owner) for owner in left for _ in range(min(slots, len(queues[owner])))]
     heapq.heapify(begins)
     while begins:
@@ -96,7 +96,7 @@ def _asks(
         if owner not in gone:
             continue
         rate = messages / load.messages_per_request
-        # Refused at least once while there was no owner, or waiting: asks at once.
+        # Refused at least once while there was no owner, or waiting: retries at once.
         waits = load.readers_per_topic > 0 or dice.random() < -math.expm1(-rate * session_s)
         asked_s = session_s + (0.0 if waits else dice.expovariate(rate))
         asks.append((asked_s, dice.choice(left)))

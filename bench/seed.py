@@ -31,10 +31,10 @@ def seed(
     *,
     commit_messages: int = BATCH_ROWS,
 ) -> list[bytes]:
-    """Write a topic whose messages were published from ``first_ms`` on, ``BATCH_ROWS`` a millisecond.
+    """Write a topic whose messages were published from ``first_ms`` on, ``BATCH_ROWS`` per millisecond.
 
     Args:
-      commit_messages: messages of one commit, as if of one request; a divisor of ``BATCH_ROWS``.
+      commit_messages: messages per commit, as if from one request; a divisor of ``BATCH_ROWS``.
     Returns:
       The id of the first message of each millisecond.
     """

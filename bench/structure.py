@@ -100,7 +100,7 @@ def depth(graph: dict[str, set[str]]) -> int:
 
 
 def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the lines of a function after its signature and docstring."""
+    """Return the number of lines of a function after its signature and docstring."""
     body = node.body
     if (
         isinstance(body[0], ast.Expr)

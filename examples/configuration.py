@@ -1,8 +1,9 @@
 """Running programs receive changes of their configuration, each once and in order (use case 5).
 
 The configuration is in a database. A change and its message are written in one commit, the message into an *outbox*, so
-neither exists without the other even if the daemon is unavailable. A relay publishes the waiting messages. The number of
-a change is the sequence id of its message, and the topic stores each sequence id once: no change is lost or doubled.
+neither exists without the other even if the daemon is unavailable. A relay publishes the waiting messages. The number
+of a change is the sequence id of its message, and the topic stores each sequence id once: no change is lost or
+duplicated.
 
 A program reads a snapshot of the rows when it starts, and then follows the topic for newer changes.
 
@@ -47,7 +48,7 @@ def change(database: sqlite3.Connection, program: str, key: str, value: str) -> 
 
 
 def relay(client: Client, database: sqlite3.Connection) -> None:
-    """Publish the messages in the outbox. The topic knows how far a killed relay got."""
+    """Publish the messages in the outbox. The topic has recorded how far a killed relay got."""
     with client.producer(TOPIC, "configuration", serializer=JSON) as producer:
         forget(database, producer.last_sequence_id)
         for revision, program, key, value in database.execute("SELECT * FROM outbox ORDER BY revision").fetchall():

@@ -1,8 +1,8 @@
 """Send control messages to all containers of a program or an app, and collect their answers (use case 8).
 
-All readers of a topic see all messages in the same order. So all containers of a program execute the same commands in
-the same order, however many there are, and also across restarts of the daemon. Attributes address a message. It expires
-after a minute, so a container that was stopped for longer ignores outdated commands.
+All readers of a topic see all messages in the same order. So all containers of a program, however many there are,
+execute the same commands in the same order, even across restarts of the daemon. A message is addressed by its
+attributes. It expires after a minute, so a container that was stopped for longer ignores outdated commands.
 
     control_messages.py                                    run three containers, and send some commands
     control_messages.py container web-1 --program web      run one container, until it is sent stop
@@ -34,7 +34,7 @@ def be_container(client: Client, name: str, app: str, program: str) -> None:
     client.publish(ANSWERS, "ready", attributes={"container": name}, serializer=TEXT)
     for message in client.read(CONTROL, start, follow=True, serializer=TEXT):
         if message.attributes.items() <= who.items():
-            # The work would be done here. A duplicate answer is harmless, so one of unknown outcome is sent again.
+            # The real work would be done here. A duplicate answer is harmless, so one of unknown outcome is resent.
             attributes = {"container": name, "to": str(message.id)}
             client.publish(
                 ANSWERS, f"{message.value}: done", attributes=attributes, serializer=TEXT, retry_unknown=True

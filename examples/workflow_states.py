@@ -1,8 +1,8 @@
-"""Others can follow the state and the token of a workflow, although it may be killed at any step (use case 4).
+"""Readers follow the state and the token of a workflow, even if it is killed at any step (use case 4).
 
-Each step writes a row of the workflow's own database, a message to ``states``, and one to ``tokens`` with its changes to
-the token that is passed on. One transaction commits all three. The daemon decides; the database is a participant
-that follows the decision, also after a crash. So readers of committed messages never see a state that the workflow did
+Each step writes a row to the workflow's own database, a message to ``states``, and one to ``tokens`` with its changes
+to the token that is passed on. One transaction commits all three. The daemon decides; the database is a participant
+that follows the decision, even after a crash. So readers of committed messages never see a state that the workflow did
 not reach, a state without its token, or either of them twice.
 
     workflow_states.py                              do one run, and print what a follower sees
@@ -26,7 +26,7 @@ from plainsong.protocol.errors import TransactionNotFound, TransactionNotInProgr
 STATES, TOKENS = "states", "tokens"
 Token: TypeAlias = dict[str, Any]
 
-#: The changes of the token by each step, in the order of the workflow.
+#: The changes that each step makes to the token, in the order of the workflow.
 STEPS: dict[str, Callable[[Token], Token]] = {
     "fetch": lambda token: {"source": "purchases", "rows": 1000},
     "clean": lambda token: {"rows": token["rows"] - 13, "dropped": 13},

@@ -44,12 +44,12 @@ log.flush.interval.messages=1
 """
 PRODUCE, FETCH, CREATE_TOPICS = 0, 1, 19
 _TIMEOUT_MS = 30_000
-#: Kafka limits a page by bytes: size of a stored message of 100 B, so that pages have as many messages as the others'.
+#: Size of a stored message of 100 B. Kafka limits pages by bytes, so this gives them the other peers' message counts.
 _MESSAGE_BYTES = 110
 
 
 class Kafka(Peer):
-    """A batch is one record batch with all its messages; requests are in Kafka's protocol, with `acks=all`."""
+    """Sends a batch as one record batch; requests are in Kafka's protocol, with `acks=all`."""
 
     name = "kafka"
     protocol = "kafka"

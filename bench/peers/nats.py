@@ -20,7 +20,7 @@ listen: "127.0.0.1:{port}"
 ping_interval: "1h"
 jetstream {{ store_dir: "{data}", sync_interval: always }}
 """
-#: The generator replaces "@@@@" by the connection's number.
+#: The generator replaces "@@@@" with the connection's number.
 _INBOX = b"in.@@@@"
 _HELLO = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
 #: NATS's limit for an atomic batch.

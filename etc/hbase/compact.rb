@@ -2,9 +2,9 @@
 #
 #   PLAINSONG_TABLE_PREFIX=plainsong_ hbase shell -n etc/hbase/compact.rb
 #
-# The prefix is storage.hbase.table_prefix. Region by region every file is read and written once, which continues after
-# this script has ended: run it in quiet hours, after large removals. Daemons can keep serving. HBase does the same by
-# itself, by default once a week. The Thrift gateway cannot start it: it turns the request into a smaller compaction.
+# The prefix is storage.hbase.table_prefix. HBase reads and rewrites every file once, region by region, and continues after
+# this script has ended: run it in quiet hours, after large removals. Daemons can continue to serve. HBase does the same by
+# itself, by default once a week. A request through the Thrift gateway starts only a minor compaction.
 
 prefix = ENV.fetch('PLAINSONG_TABLE_PREFIX', 'plainsong_')
 

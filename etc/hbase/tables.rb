@@ -1,11 +1,11 @@
-# The store's three tables, in regions from the start, for a deployment where the daemon may not make tables:
+# Creates the store's three tables, split into regions, for a deployment in which the daemon may not create tables:
 #
 #   PLAINSONG_TABLE_PREFIX=plainsong_ PLAINSONG_REGIONS=16 hbase shell -n etc/hbase/tables.rb
 #
-# The prefix is storage.hbase.table_prefix. Messages and payloads are cut into that many regions, 1 to 256, by the hash
-# that their keys begin with: some per region server, for a topic is served by one region. Metadata starts as one. A
-# table that is there already is left as it is, so the script may be run again. Written against HBase's Java interface,
-# which the shell has: whatever runs JRuby with HBase's jars and configuration can run it.
+# The prefix is storage.hbase.table_prefix. Messages and payloads are split into PLAINSONG_REGIONS regions, 1 to 256, by
+# the hash at the start of their keys. Choose several per region server, because one region serves a whole topic. Metadata
+# starts as one region. Existing tables are left unchanged, so the script may be run again. It uses HBase's Java interface,
+# so any JRuby with HBase's jars and configuration can run it.
 
 prefix = ENV.fetch('PLAINSONG_TABLE_PREFIX', 'plainsong_')
 regions = Integer(ENV.fetch('PLAINSONG_REGIONS', '16'))
@@ -20,8 +20,8 @@ java_import 'org.apache.hadoop.hbase.client.ConnectionFactory'
 java_import 'org.apache.hadoop.hbase.client.TableDescriptorBuilder'
 java_import 'org.apache.hadoop.hbase.regionserver.BloomType'
 
-# One version, since rows are written once; a filter and the cache for those that are asked for by key. No time to live:
-# what has expired is removed by the owners of the topics, who know.
+# One version, since rows are written once; a Bloom filter and the block cache for rows read by key. No time to live:
+# topics' owners remove expired rows.
 family = ColumnFamilyDescriptorBuilder.newBuilder('d'.to_java_bytes)
                                       .setMaxVersions(1)
                                       .setBloomFilterType(BloomType::ROW)

@@ -1,10 +1,10 @@
-"""Runs every Python block of docs/walkthrough.md in order, as a notebook would, and keeps the pictures.
+"""Runs every Python block of docs/walkthrough.md in order, as a notebook would, and saves the pictures.
 
     make serve                                                       # in another terminal
     .venv/bin/python examples/spark/walkthrough.py                   # pictures in docs/pictures
     .venv/bin/python examples/spark/walkthrough.py --pictures there --url http://127.0.0.1:7420
 
-Each block is printed with what it prints itself. Checkpoints stand in a temporary folder, so it may be run again.
+Prints each block with its output. Checkpoints are in a temporary folder, so you can run it again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Block(NamedTuple):
 
     code: str
     shown: str
-    """What the page says it prints; empty where it says nothing."""
+    """The output that the page shows; empty if it shows none."""
     line: int
-    """Where it stands in the page."""
+    """Its line in the page."""
 
 
 def blocks_of(page: str) -> list[Block]:
-    """The Python blocks of the page, each with the text block that follows it."""
+    """Return the Python blocks of the page, each with the text block that follows it."""
     found: list[Block] = []
     for fence in _FENCE.finditer(page):
         if fence[1] == "python":
@@ -51,11 +51,11 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def run_blocks(url: str) -> Iterator[tuple[Block, str]]:
-    """Run them in the current folder, one namespace for all; each with what it printed."""
+    """Run the blocks in the current folder, in one namespace; yield each with its output."""
     names: dict[str, Any] = {"__name__": "__walkthrough__"}
     for block in blocks_of(PAGE.read_text(encoding="utf-8")):
         said = io.StringIO()
-        # Lines of a traceback are those of the page.
+        # Make line numbers in tracebacks those of the page.
         code = compile("\n" * block.line + block.code.replace(DEFAULT_URL, url), str(PAGE), "exec")
         with contextlib.redirect_stdout(said):
             exec(code, names)  # noqa: S102 - running the page is what this is for
