@@ -217,7 +217,21 @@ def test_a_long_name_leaves_the_plot_its_width(made):
             (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', plot.svg)
             axes = re.search(r'<g id="patch_2">\s*<path d="M ([\d.]+) [\d.]+ \s*L ([\d.]+) ', plot.svg)
             assert axes is not None
-            assert float(axes[2]) - float(axes[1]) > float(width) / 2
+            assert float(axes[2]) - float(axes[1]) > float(width) * 0.8
+
+
+def test_names_that_differ_only_in_their_middle_have_different_labels():
+    names = [f"ns:orders-of-the-northern-warehouse-{number}-of-the-european-region-by-day" for number in (1, 2, 31)]
+    labels = page._labels([*names, "ns:a", "ns:_b"])
+    assert len(set(labels.values())) == 5
+    assert [labels["ns:a"], labels["ns:_b"]] == [" a", " _b"]
+    assert max(map(len, labels.values())) <= page.MAX_NAME + 1
+
+
+def test_a_scale_of_times_has_whole_minutes_and_hours(made):
+    holds = [{**row, "held_ms": 7_200_000} for row in made.holds]
+    (drawn,) = [plot.svg for plot in page.plots_of(replace(made, holds=holds)) if plot.key == "holds"]
+    assert re.findall(r"<text[^>]*>(\d+[mh])</text>", drawn) == ["1m", "10m", "1h"]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,14 @@ import os
 import re
 from datetime import UTC
 from html import escape
+from math import ceil
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from plainsong.cli.options import show_length, show_time
 from pyspark_plainsong.pipeline.report.facts import MADE_FROM
@@ -127,8 +129,16 @@ MAX_LINES = 8
 #: Readable on white and on near-black, and far from each other in hue or lightness: as many as there are lines.
 COLOURS = ("#2f7fd1", "#e08a00", "#0f8a5f", "#d65db1", "#c2362b", "#6b4fd8", "#23b5c4", "#8a9a1b")
 STATE_COLOURS = {"committed": COLOURS[2], "in_progress": COLOURS[1], "aborted": "#8a8f98", "invalid": COLOURS[4]}
-#: Characters of a name in a legend: a longer one would leave no room for the plot.
-MAX_NAME = 28
+#: States differ in form too, for readers who see red and green alike.
+STATE_MARKERS = {"committed": "o", "in_progress": "s", "aborted": "X", "invalid": "^"}
+#: Characters of a name in a legend: two of them stand in a row.
+MAX_NAME = 40
+#: Columns of a legend, at most.
+MAX_COLUMNS = 4
+#: Inches: the width of a figure, its height without a legend, and what each row of a legend adds.
+_WIDTH, _HEIGHT, _LEGEND_ROW = 8.6, 2.9, 0.24
+#: Ticks of a scale of times: powers of ten would be 1m 40s and 16m 40s.
+_TICKS_MS = (0, 1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000, 864_000_000, 8_640_000_000)
 #: Placeholders for the page's colours, which the SVG replaces.
 _TEXT, _GRID = "#010203", "#040506"
 _STYLE: Any = {
@@ -182,15 +192,14 @@ def _drawn(name: str, report: Report, draw: Callable[[Axes, Report], None]) -> s
     """One figure as an ``svg`` element."""
     # Each figure has a salt of its own: the ids of several figures in one page must differ.
     with mpl.rc_context({**_STYLE, "svg.hashsalt": f"plainsong {name}"}):
-        figure = Figure(figsize=(8.6, 3.2), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.add_subplot()
         draw(axes, report)
         axes.set_xlim(_time(report.grid.start_ms), _time(report.grid.end_ms))
         locator = AutoDateLocator(minticks=3, maxticks=8)  # type: ignore[no-untyped-call]
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        _add_legend(figure, len(axes.get_legend_handles_labels()[1]))
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = out.getvalue()
@@ -198,11 +207,25 @@ def _drawn(name: str, report: Report, draw: Callable[[Axes, Report], None]) -> s
     return re.sub(r' width="[\d.]+pt" height="[\d.]+pt"| height="[\d.]+pt"| width="[\d.]+pt"', "", svg, count=2)
 
 
+def _add_legend(figure: Figure, labels: int) -> None:
+    """Add a legend below the plot, which keeps the whole width, in as many columns as fit."""
+    if not labels:
+        return
+    for columns in range(min(labels, MAX_COLUMNS), 0, -1):
+        legend = figure.legend(loc="outside lower left", ncols=columns)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            figure.set_size_inches(_WIDTH, _HEIGHT + _LEGEND_ROW * ceil(labels / columns))
+            return
+        legend.remove()
+
+
 # --- what is drawn -----------------------------------------------------------------------------------
 
 
 def _sizes(axes: Axes, report: Report) -> None:
-    for topic, colour in _lines(report, report.sizes):
+    lines = _lines(report, report.sizes)
+    labels = _labels([topic for topic, _ in lines])
+    for topic, colour in lines:
         rows = report.of_topic(report.sizes, topic)
         # Where one line continues the other, both have the point, so that there is no gap.
         known = [row["messages"] if row["complete"] else None for row in rows]
@@ -211,31 +234,35 @@ def _sizes(axes: Axes, report: Report) -> None:
             for at, row in enumerate(rows)
         ]
         if any(value is not None for value in known):
-            _plot(axes, rows, known, colour, label=_name(topic))
+            _plot(axes, rows, known, colour, label=labels[topic])
         if any(value is not None for value in least):
-            label = None if any(value is not None for value in known) else _name(topic) + " (at least)"
+            label = None if any(value is not None for value in known) else labels[topic] + " (at least)"
             _plot(axes, rows, least, colour, linestyle="--", label=label)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(_count))
 
 
 def _rates(axes: Axes, report: Report) -> None:
-    for topic, colour in _lines(report, report.rates):
+    lines = _lines(report, report.rates)
+    labels = _labels([topic for topic, _ in lines])
+    for topic, colour in lines:
         rows = report.of_topic(report.rates, topic)
         per_second = [row["messages"] / report.grid.length_s(step) for step, row in enumerate(rows)]
         # The last step ends with the range.
         steps = [*rows, {"time_ms": report.grid.end_ms}]
-        _plot(axes, steps, [*per_second, per_second[-1]], colour, drawstyle="steps-post", label=_name(topic))
+        _plot(axes, steps, [*per_second, per_second[-1]], colour, drawstyle="steps-post", label=labels[topic])
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(_count))
 
 
 def _latency(axes: Axes, report: Report) -> None:
-    for topic, colour in _lines(report, report.latency_steps):
+    lines = _lines(report, report.latency_steps)
+    labels = _labels([topic for topic, _ in lines])
+    for topic, colour in lines:
         rows = report.of_topic(report.latency_steps, topic)
         # No lines: between the steps with messages there is no value.
         points: dict[str, Any] = {"linestyle": "none", "markersize": 4}
-        _plot(axes, rows, [row["p50_ms"] for row in rows], colour, marker="o", label=_name(topic), **points)
+        _plot(axes, rows, [row["p50_ms"] for row in rows], colour, marker="o", label=labels[topic], **points)
         _plot(axes, rows, [row["p99_ms"] for row in rows], colour, marker="^", alpha=0.6, **points)
     _lengths(axes)
 
@@ -246,9 +273,11 @@ def _holds(axes: Axes, report: Report) -> None:
         axes.scatter(
             [_time(row["first_publish_ms"]) for row in rows],
             [row["held_ms"] for row in rows],
-            s=16,
+            s=18,
+            linewidths=0,
+            marker=STATE_MARKERS.get(state, "D"),
             color=STATE_COLOURS.get(state, COLOURS[5]),
-            label=state.replace("_", " "),
+            label=" " + state.replace("_", " "),
         )
     _lengths(axes)
 
@@ -264,6 +293,8 @@ def _lengths(axes: Axes) -> None:
     """A scale from zero to days."""
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(FixedLocator(_TICKS_MS))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show_length(value)))
 
 
@@ -292,13 +323,23 @@ def _time(time_ms: int) -> float:
     return time_ms / 86_400_000
 
 
-def _name(topic: str) -> str:
-    # matplotlib leaves names that start with an underscore out of the legend.
-    name = topic.partition(":")[2]
-    if len(name) > MAX_NAME:
-        # Names of one family differ at their ends.
-        name = name[: MAX_NAME // 2 - 1] + "…" + name[-MAX_NAME // 2 :]
-    return " " + name
+def _labels(topics: Sequence[str]) -> dict[str, str]:
+    """The names of topics in a legend: shortened, and different from each other."""
+    names = {topic: topic.partition(":")[2] for topic in topics}
+    short = {topic: _shortened(name) for topic, name in names.items()}
+    labels = {}
+    for topic, name in names.items():
+        alike = [names[other] for other in topics if other != topic and short[other] == short[topic]]
+        # Names that differ only in the part left out are shown from where they differ.
+        start = max((len(commonprefix([name, other])) for other in alike), default=None)  # noqa: RUF071 - not paths
+        label = short[topic] if start is None else "…" + name[start:][: MAX_NAME - 1]
+        labels[topic] = " " + label  # matplotlib leaves names that start with an underscore out of the legend
+    return labels
+
+
+def _shortened(name: str) -> str:
+    # Names of one family differ at their ends.
+    return name if len(name) <= MAX_NAME else name[: MAX_NAME // 2 - 1] + "…" + name[-MAX_NAME // 2 :]
 
 
 def _count(value: float, _: object) -> str:
