@@ -64,7 +64,7 @@ async def settle(store: Store, what: Settle, now_ms: int) -> SettledStore:
     Raises:
       StoreError, StoreUnusable: it may be repeated.
     """
-    # Ids that the primary assigned last may be ahead of this clock, by as much as its clock was.
+    # Ids that the primary assigned last may be ahead of this clock, by as much as its clock may have been.
     now_ms += max(0, what.ahead_ms)
     rows = await read_rows(store, Table.METADATA, b"", AFTER_ALL, limit=sys.maxsize)
     present = _Present.of(rows, what.cut_ms)

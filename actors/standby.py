@@ -1,7 +1,7 @@
 """A standby: builds its directory from the newest base of a log, follows the log, and takes over.
 
     build     the newest base, into an empty directory
-    follow    segments, as they are stored; the place in the log is written with the next one
+    follow    segments, as they are stored, several at a time; the place in the log is written with the next ones
     take over end the primary's epoch with a seal, read the log to that seal, and make the directory a primary's
 
 Once it could take over, it registers in the primary's lease, again and again, so that the primary keeps the terms of the
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from actors.lease import boot_s
+from actors.second_copy import LOOK_EVERY_S
 from plainsong.protocol.effects import Put, Table, put_one
 from storage.base import StoreError, StoreUnusable
 from storage.directory import DataDirectory, empty_store, set_aside
@@ -31,20 +32,21 @@ from storage.replication.protocol import (
     ROOT,
     Create,
     Exchange,
+    Fetched,
     Follower,
     ReignOver,
     TakeOverLost,
     Verdict,
-    after,
+    batch_after,
     take_over,
 )
-from storage.replication.reading import bases_of, rows_of
+from storage.replication.reading import AHEAD, all_of, bases_of, rows_of
 from storage.replication.record import FOLLOWED_KEY, Followed, Record, Settle, read_record, write_record
 from storage.replication.segment import RUN_BYTES, SYNC, DamagedLog, decode_segment, is_segment
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from actors.settings import ReplicationConfig
@@ -65,6 +67,12 @@ REGISTER_EVERY_S = 10.0
 #: Pause after the object store failed, or the store.
 PAUSE_S = 1.0
 TIDY_EVERY_S = 60.0
+#: Objects of the log are read ahead only within these bytes, if they are as large as those before.
+AHEAD_BYTES = 32 << 20
+#: Ids begin by this much later after a take-over that may lack commits. The clocks are compared by segments, so the
+#: primary's seems to be less ahead than it is, by the time that the quickest segment took from its last commit until it
+#: was read: a second or two, if not all of them were late.
+LATE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +139,10 @@ class Standby:
         self._noted = ROOT
         self._time_ms = 0
         self._mode = 0
-        #: By how much the primary's clock is ahead of ours, as far as segments show.
+        #: By how much the primary's clock is ahead of ours, as far as segments show: at least.
         self._ahead_ms = 0
+        #: How many objects of the log are read at once: one at its end, more while there are more.
+        self._width = 1
         self._caught_up = False
         #: Bases of earlier epochs are before a gap.
         self._least_epoch = 0
@@ -322,7 +332,7 @@ class Standby:
                     self._tidied_s = self._clock()
                     await store.tidy()
             except StoreError as error:
-                # Of the object store, or of the disk. Applying a segment again changes nothing.
+                # Of the object store, or of the disk. Applying segments again changes nothing.
                 self._failed(error.detail)
                 await self._pause(PAUSE_S)
                 await self._continue(store)
@@ -359,11 +369,11 @@ class Standby:
         return put_one(Table.METADATA, FOLLOWED_KEY, followed.encode())
 
     async def _apply_next(self, store: LevelDBStore) -> bool:
-        """Apply the next object of the log; False if there is none. Raises StoreError, DamagedLog, _BuildAgain."""
+        """Apply the next objects of the log; False if there are none. Raises StoreError, DamagedLog, _BuildAgain."""
         place = self._place
-        found = await self._objects.get(log_name(place.epoch, place.number))
+        objects = await self._read_ahead(place)
         self._read_ms = self._now_ms()
-        if found is None:
+        if objects[0] is None:
             self._caught_up = (place.commit or 0) >= self._record.until
             if not self._lacking:
                 self._error = ""
@@ -373,14 +383,35 @@ class Standby:
                 self._failed(self._lacking)
             return False
         self._error = ""
-        following, segment = await in_thread(after, place, found.data)
-        if following.commit is None:
-            self._least_epoch = following.epoch
-            raise _BuildAgain  # commits are missing here; a base after the gap has them
-        if segment is not None:
-            await self._apply(store, segment)
-        self._place = following
+        for _ in objects:
+            at = self._place
+            batch = await in_thread(batch_after, at, objects[at.number - place.number :])
+            if batch.place == at:
+                break
+            if batch.place.commit is None:
+                self._least_epoch = batch.place.epoch
+                raise _BuildAgain  # commits are missing here; a base after the gap has them
+            if batch.segments:
+                await self._apply(store, batch.segments)
+            self._place = batch.place
+            if batch.place.epoch != place.epoch:
+                break
         return True
+
+    async def _read_ahead(self, place: Place) -> Sequence[bytes | None]:
+        """Read the next objects of an epoch, at least one; None for each that was missing. Raises StoreError.
+
+        After the end of the log, or an error, one is read, and twice as many after each reading that found all.
+        """
+        width, self._width = self._width, 1
+        found = await all_of(self._objects.get, [log_name(place.epoch, place.number + at) for at in range(width)])
+        if isinstance(found[0], StoreError):
+            raise found[0]
+        objects = [each.data if isinstance(each, Fetched) else None for each in found]
+        sizes = [len(data) for data in objects if data is not None]
+        if len(sizes) == width:
+            self._width = max(1, min(2 * width, AHEAD, AHEAD_BYTES // max(sizes)))
+        return objects
 
     @property
     def _lacking(self) -> str:
@@ -390,21 +421,21 @@ class Standby:
             return ""
         return f"objects are missing in the log: it ends at commit {last}, and commit {counted} was in it"
 
-    async def _apply(self, store: LevelDBStore, segment: Segment) -> None:
-        """Apply a segment, and note the place before it.
+    async def _apply(self, store: LevelDBStore, segments: Sequence[Segment]) -> None:
+        """Apply segments as one batch, and note the place before them.
 
-        The place follows only with the next segment: what the store removes from sealed volumes is durable after the
+        The place follows only with the next batch: what the store removes from sealed volumes is durable after the
         commit, and the place must not be ahead of it.
         """
-        operations = [each for commit in segment.commits for each in operations_of(commit)]
-        if segment.commits:
-            # With the segment, since a segment that is read again is older then, and shows less.
-            self._ahead_ms = max(self._ahead_ms, segment.last_ms - self._now_ms())
+        operations = [each for segment in segments for commit in segment.commits for each in operations_of(commit)]
+        times = [segment.last_ms for segment in segments if segment.commits]
+        # With the segments, since a segment that is read again is older then, and shows less.
+        self._ahead_ms = max(self._ahead_ms, *(time_ms - self._now_ms() for time_ms in times), 0)
         await store.apply([*operations, self._row()])
         self._noted = self._place
-        self._mode = segment.mode
-        if segment.commits:
-            self._time_ms = segment.last_ms
+        self._mode = segments[-1].mode
+        if times:
+            self._time_ms = times[-1]
 
     async def _is_removed(self, place: Place) -> bool:
         """True if the missing object at ``place`` was removed, False if it has not been stored, or was stored since.
@@ -511,7 +542,7 @@ class Standby:
 
         async def apply(segment: Segment) -> None:
             nonlocal reached
-            await self._apply(store, segment)
+            await self._apply(store, [segment])
             reached = segment.epoch, segment.number + 1
 
         attempt = take_over(
@@ -539,7 +570,9 @@ class Standby:
             # The number was free because retention had removed its segment: the seal there ends nothing.
             raise _BuildAgain
         is_whole = place.clean or self._mode == SYNC
-        settle = None if is_whole else Settle(self._time_ms, self._ahead_ms)
+        # By hand, a primary that still serves acknowledges until it next looks at the log.
+        late_s = LATE_S + LOOK_EVERY_S if reason == "by hand" else LATE_S
+        settle = None if is_whole else Settle(self._time_ms, self._ahead_ms + round(1000 * late_s))
         event = {"epoch": place.epoch, "commit": place.commit, "reason": reason, "whole": is_whole}
         self._place = place
         taken = replace(self._record.at(place, run), standby=False, until=0, shift=None, settle=settle, ahead_ms=0)

@@ -33,6 +33,7 @@ from storage.replication.segment import (
     Commit,
     DamagedLog,
     Segment,
+    commits_bytes,
     decode_segment,
     digest,
     encode_segment,
@@ -41,6 +42,8 @@ from storage.replication.segment import (
 )
 
 T = TypeVar("T")
+#: A batch has further segments only within these bytes before compression. Beyond them a sync costs little of the time.
+BATCH_BYTES = 4 << 20
 FOREIGN_HINT = (
     "a standby has taken over: follow it with plainsong replica rejoin. Or this directory was copied, or its data "
     "restored elsewhere: to keep this one, plainsong replica leave, then a new prefix"
@@ -187,6 +190,44 @@ def after(place: Place, data: bytes) -> tuple[Place, Segment | None]:
     if place.commit is not None and segment.first != place.commit + 1:
         raise DamagedLog(f"commit {segment.first} follows commit {place.commit} in epoch {place.epoch}")
     return Place(place.epoch, place.number + 1, digest(data), segment.last), segment
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive segments that are applied together."""
+
+    segments: Sequence[Segment]
+    place: Place
+    """The place after them; after a seal, if there are none."""
+
+
+def batch_after(place: Place, objects: Sequence[bytes | None]) -> Batch:
+    """Return the next batch of objects that were read ahead from ``place``, in any order; None: there was no such object.
+
+    It ends before a missing object, whatever was stored after that, and before a seal. A seal is taken by itself: what is
+    stored after it in its epoch is void.
+
+    Raises DamagedLog: the first object does not follow the one before it.
+    """
+    segments: list[Segment] = []
+    size = 0
+    for data in objects:
+        if data is None:
+            break
+        size += commits_bytes(data)
+        if segments and (size > BATCH_BYTES or not is_segment(data)):
+            break
+        try:
+            following, segment = after(place, data)
+        except DamagedLog:
+            if segments:
+                break  # those before it count
+            raise
+        place = following
+        if segment is None:
+            break
+        segments.append(segment)
+    return Batch(segments, place)
 
 
 def follow(place: Place, runs: frozenset[bytes] | None = None) -> Steps[Place]:

@@ -25,7 +25,7 @@ from storage.replication.segment import DamagedLog
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from storage.replication.carry import Objects
     from storage.replication.protocol import Fetched
@@ -211,6 +211,24 @@ async def verify(objects: Objects) -> Checked:
     return checked
 
 
+async def all_of(
+    get: Callable[[str], Awaitable[Fetched | None]], names: Sequence[str]
+) -> list[Fetched | StoreError | None]:
+    """Read objects at once, and return them in the order of ``names``, with the error of each that cannot be read."""
+    found: list[Fetched | StoreError | None] = [None] * len(names)
+
+    async def read_one(at: int, name: str) -> None:
+        try:
+            found[at] = await get(name)
+        except StoreError as error:
+            found[at] = error
+
+    async with trio.open_nursery() as nursery:
+        for at, name in enumerate(names):
+            nursery.start_soon(read_one, at, name)
+    return found
+
+
 class _Ahead:
     """Reads numbered objects in order, several at a time."""
 
@@ -223,18 +241,10 @@ class _Ahead:
     async def next(self) -> Fetched | None:
         """Return the next object; None if it does not exist, after which there is no other. Raises StoreError."""
         if not self._found:
-            self._found = [None] * AHEAD
-            async with trio.open_nursery() as nursery:
-                for at in range(AHEAD):
-                    nursery.start_soon(self._fetch, at, self._found)
+            names = [self._name(self._number + at) for at in range(AHEAD)]
+            self._found = await all_of(partial(read, self._objects), names)
             self._number += AHEAD
         found = self._found.pop(0)
         if isinstance(found, StoreError):
             raise found
         return found
-
-    async def _fetch(self, at: int, into: list[Fetched | StoreError | None]) -> None:
-        try:
-            into[at] = await read(self._objects, self._name(self._number + at))
-        except StoreError as error:
-            into[at] = error

@@ -29,8 +29,8 @@ FIRST_FORMAT = 1
 #: With ``aside``: an earlier version would remove the store.
 LAST_FORMAT = 3
 FORMAT = 2
-#: The row of a standby's store with its place in the log. It lags by one segment at most: applying one twice changes
-#: nothing.
+#: The row of a standby's store with its place in the log. It lags by one batch of segments at most: applying one
+#: twice changes nothing.
 FOLLOWED_KEY = COPY_KEY + b"standby"
 _HINT = "to begin another copy, remove this file and name a new prefix in replication.to"
 
@@ -42,7 +42,7 @@ class Settle:
     cut_ms: int
     """The time of the last commit in the log."""
     ahead_ms: int
-    """By how much the clock of the primary was ahead of this machine's, as far as segments show."""
+    """The most by which the primary's clock may have been ahead of this machine's when it acknowledged its last commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Record:
     settle: Settle | None = None
     """Set if the rules of a restore must be applied before the store is served."""
     ahead_ms: int = 0
-    """For a standby that is being rebuilt: see ``Settle``."""
+    """For a standby that is being rebuilt: see ``Followed``."""
     aside: str = ""
     """For a standby: the folder in the directory to which the store of a deposed primary must still be moved."""
     events: tuple[Event, ...] = ()
@@ -166,7 +166,8 @@ class Followed:
     mode: int
     """The mode of the last segment."""
     ahead_ms: int = 0
-    """See ``Settle``. Of all segments up to the one in the same batch."""
+    """By how much the clock of the primary was ahead, as far as all segments show, up to those in the same batch: at
+    least, since each took time until it was read."""
 
     def encode(self) -> bytes:
         """Encode the row's value."""

@@ -135,6 +135,11 @@ def is_segment(data: bytes) -> bool:
     return data.startswith(MAGIC)
 
 
+def commits_bytes(data: bytes) -> int:
+    """Return the bytes of a segment's commits before compression, as its head says; 0 for any other object."""
+    return int(_HEAD.unpack_from(data)[-1]) if is_segment(data) and len(data) >= _HEAD.size else 0
+
+
 def encode_segment(segment: Segment) -> bytes:
     """Encode a segment. Equal segments have equal bytes."""
     body = b"".join(map(_encoded, segment.commits))
