@@ -12,19 +12,19 @@ import trio
 import trio.testing
 
 from actors import standby as standby_module
-from actors.second_copy import leave_copy
+from actors.second_copy import LOOK_EVERY_S, leave_copy
 from actors.settings import ReplicationConfig
-from actors.standby import Standby
-from plainsong.protocol.effects import RollBack, Table
+from actors.standby import LATE_S, Standby
+from plainsong.protocol.effects import Put, RollBack, Table
 from storage.base import StoreError, StoreUnusable
 from storage.leveldb import LevelDBStore
 from storage.leveldb.commit import Committer
-from storage.replication import carry
+from storage.replication import carry, protocol
 from storage.replication.carry import ObjectStoreRefused
 from storage.replication.notices import LEASE, Registration, decode_lease, encode_lease, log_name
 from storage.replication.outbox import Outbox
 from storage.replication.protocol import Foreign, ReignOver, TakeOverLost
-from storage.replication.reading import bases_of, verify
+from storage.replication.reading import AHEAD, bases_of, verify
 from storage.replication.record import FOLLOWED_KEY, read_record
 from storage.replication.segment import ASYNC, SYNC, decode_segment, is_segment
 from tests.actors.test_second_copy import FAST, primary, restored, until
@@ -37,6 +37,8 @@ from tests.storage.rolling_contract import under
 from tests.storage.tiny_volumes import TINY, key, message, settled
 
 SETTINGS = ReplicationConfig(interval_ms=10, lease_s=0)
+#: By how much ids begin later after a take-over by hand.
+BY_HAND_MS = round(1000 * (LATE_S + LOOK_EVERY_S))
 #: The lease of a primary whose standby takes over by itself; its clock is the test's.
 LEASED = replace(FAST, lease_s=10.0, standby="allowed")
 
@@ -144,6 +146,123 @@ async def test_a_standby_that_is_killed_again_and_again_has_what_the_log_has(tmp
             await has(standby, running.outbox.last)
             wanted = await rows_of(running.store)
     assert await rows_in(tmp_path / "second") == wanted
+
+
+class WatchedObjects(MemoryObjects):
+    """Notes which objects of the log are read, and how many at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = []
+        self.at_once = self.most_at_once = 0
+
+    async def get(self, name):
+        if not name.startswith("log/"):
+            return await super().get(name)
+        self.read.append(name)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            return await super().get(name)
+        finally:
+            self.at_once -= 1
+
+
+async def a_log(running, segments):
+    """Write segments with a commit each."""
+    for _ in range(segments):
+        await running.write()
+        await running.counted()
+
+
+async def test_a_standby_that_is_behind_reads_several_segments_at_once_and_applies_them_as_one_batch(
+    tmp_path, monkeypatch
+):
+    objects, batches = WatchedObjects(), []
+    apply = LevelDBStore.apply
+
+    async def applied(store, operations):
+        batches.append(sum(isinstance(each, Put) and each.table is Table.MESSAGE for each in operations))
+        await apply(store, operations)
+
+    async with primary(tmp_path / "data", objects) as running:
+        await until(lambda: running.copy.record.base is not None)
+        await a_log(running, 30)
+        monkeypatch.setattr(LevelDBStore, "apply", applied)
+        objects.most_at_once = 0
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+        wanted = await rows_of(running.store)
+    assert await rows_in(tmp_path / "second") == wanted
+    assert objects.most_at_once == AHEAD
+    assert max(batches) == AHEAD
+    assert sum(batches) >= 30
+
+
+async def test_segments_of_many_bytes_are_neither_read_ahead_nor_applied_together(tmp_path, monkeypatch):
+    objects, batches = WatchedObjects(), []
+    apply = LevelDBStore.apply
+
+    async def applied(store, operations):
+        batches.append(sum(isinstance(each, Put) and each.table is Table.MESSAGE for each in operations))
+        await apply(store, operations)
+
+    async with primary(tmp_path / "data", objects) as running:
+        await until(lambda: running.copy.record.base is not None)
+        await a_log(running, 20)
+        monkeypatch.setattr(LevelDBStore, "apply", applied)
+        monkeypatch.setattr(protocol, "BATCH_BYTES", 1)
+        monkeypatch.setattr(standby_module, "AHEAD_BYTES", 1)
+        objects.most_at_once = 0
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+    assert objects.most_at_once == 1
+    assert max(batches) == 1
+
+
+async def test_nothing_after_a_missing_segment_is_applied_until_that_one_is_there(tmp_path):
+    objects = WatchedObjects()
+    async with primary(tmp_path / "data", objects) as running:
+        await until(lambda: running.copy.record.base is not None)
+        await a_log(running, 20)
+        place = running.copy._now.place
+        name = log_name(place.epoch, place.number - 3)
+        missing = objects.found.pop(name)
+        async with following(tmp_path / "second", objects) as standby:
+            before = decode_segment(missing[0]).first - 1
+            await has(standby, before)
+            objects.read.clear()
+            await until(lambda: objects.read.count(name) > 2)
+            assert standby.status.last == before
+            objects.found[name] = missing
+            await has(standby, running.outbox.last)
+        wanted = await rows_of(running.store)
+    assert await rows_in(tmp_path / "second") == wanted
+
+
+async def test_what_is_stored_after_the_seal_of_an_epoch_is_never_applied_though_it_is_read_ahead(tmp_path):
+    objects = WatchedObjects()
+    async with primary(tmp_path / "data", objects) as running:
+        await until(lambda: running.copy.record.base is not None)
+        await a_log(running, 20)
+        await running.copy.finish()
+        sealed = running.copy._now.place
+    async with primary(tmp_path / "data", objects) as running:
+        running.at = 100
+        await a_log(running, 3)
+        (number,) = [
+            number
+            for number in range(1, sealed.number + 5)
+            if (found := objects.found.get(log_name(sealed.epoch, number))) and not is_segment(found[0])
+        ]
+        void = [log_name(sealed.epoch, number + at) for at in range(1, AHEAD + 1)]
+        for name in void:
+            objects.found[name] = objects.found[log_name(sealed.epoch, number - 1)]
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+        wanted = await rows_of(running.store)
+    assert await rows_in(tmp_path / "second") == wanted
+    assert set(void) & set(objects.read)
 
 
 async def test_removals_and_rollbacks_in_sealed_volumes_are_applied_too(tmp_path, objects):
@@ -579,7 +698,51 @@ async def ahead_after_another_start(folder, objects):
         await has(standby, running.outbox.last)
         await taken_over(standby, folder / "second")
     settle = read_record(folder / "second").settle
-    return settle.cut_ms - 1_000_000 - settle.ahead_ms
+    return settle.cut_ms - 1_000_000 - (settle.ahead_ms - BY_HAND_MS)
+
+
+async def ids_that_begin_too_early(folder, objects):
+    """Take over by hand from a primary that idles; return by how many milliseconds ids may be given twice."""
+    async with primary(folder / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+    segments = [decode_segment(data) for data, _ in objects.found.values() if is_segment(data)]
+    last_ms = max(segment.last_ms for segment in segments if segment.commits)
+    # The primary's clock is 5 s ahead, and the standby reads the last commit a second after it was made.
+    present_ms = last_ms + 1000
+    async with following(folder / "second", objects, now_ms=present_ms - 5000) as standby:
+        await has(standby, running.outbox.last)
+        await taken_over(standby, folder / "second")
+    # By the clock of the primary, which has not found the seal until then.
+    acknowledged_ms = present_ms + round(1000 * LOOK_EVERY_S)
+    first_ms = present_ms - 5000 + read_record(folder / "second").settle.ahead_ms
+    return max(0, acknowledged_ms - first_ms)
+
+
+async def rows_that_a_refused_write_loses(folder, objects):
+    """Refuse one write of a standby; return how many rows it lacks then."""
+    refused = []
+    apply = LevelDBStore.apply
+
+    async def applied(store, operations):
+        if not refused and len(operations) > 1:
+            refused.append(True)
+            raise StoreError("the disk says no")
+        await apply(store, operations)
+
+    async with primary(folder / "data", objects) as running:
+        await running.write(5)
+        await running.counted()
+        async with following(folder / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(LevelDBStore, "apply", applied)
+                await running.write(5)
+                await running.counted()
+                await has(standby, running.outbox.last)
+        wanted = await rows_of(running.store)
+    assert refused
+    return len(wanted.items() - (await rows_in(folder / "second")).items())
 
 
 async def test_a_standby_does_not_build_again_if_a_base_was_made_in_what_its_take_over_has_read(tmp_path, objects):
@@ -592,6 +755,14 @@ async def test_a_standby_does_not_build_again_if_a_base_was_made_since_it_has_re
 
 async def test_how_far_the_primarys_clock_was_ahead_is_known_after_the_standby_was_started_again(tmp_path, objects):
     assert await ahead_after_another_start(tmp_path, objects) == 0
+
+
+async def test_ids_after_a_take_over_begin_after_those_that_the_primary_may_still_have_acknowledged(tmp_path, objects):
+    assert await ids_that_begin_too_early(tmp_path, objects) == 0
+
+
+async def test_a_standby_whose_disk_has_refused_a_write_applies_the_same_segments_again(tmp_path, objects):
+    assert await rows_that_a_refused_write_loses(tmp_path, objects) == 0
 
 
 #: Course, mistake, the correct code, the wrong code.
@@ -613,6 +784,29 @@ MISTAKES = [
         "how far the clock was ahead is not read again",
         "            self._ahead_ms = max(self._ahead_ms, row.ahead_ms)\n",
         "            pass\n",
+    ),
+    (
+        ids_that_begin_too_early,
+        "segments are thought to be read at the moment of their last commit",
+        'late_s = LATE_S + LOOK_EVERY_S if reason == "by hand" else LATE_S',
+        "late_s = 0.0",
+    ),
+    (
+        ids_that_begin_too_early,
+        "a primary is thought to end at the moment of a take-over by hand",
+        'late_s = LATE_S + LOOK_EVERY_S if reason == "by hand" else LATE_S',
+        "late_s = LATE_S",
+    ),
+    (
+        rows_that_a_refused_write_loses,
+        "the place is noted before the segments are applied",
+        "            if batch.segments:\n"
+        "                await self._apply(store, batch.segments)\n"
+        "            self._place = batch.place\n",
+        "            self._place = batch.place\n"
+        "            await store.apply([self._row()])\n"
+        "            if batch.segments:\n"
+        "                await self._apply(store, batch.segments)\n",
     ),
 ]
 

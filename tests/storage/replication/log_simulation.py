@@ -37,6 +37,8 @@ from storage.replication.segment import (
 )
 
 UPLOADS = 3
+#: Objects that a standby reads at once.
+READ_AHEAD = 3
 STEPS = 500
 
 
@@ -102,6 +104,7 @@ class World:
         self.answers = answers
         self.random = Random(seed)
         self.modes = Random(seed)
+        self.reads = Random(seed)
         self.bucket: dict[str, tuple[bytes, str]] = {}
         self.versions = 0
         self.late: list[Any] = []
@@ -409,16 +412,22 @@ class World:
         return (yield from protocol.take_over(process.run, place, known=place.epoch, follower=protocol.Follower(seen)))
 
     def following(self, process: Process) -> Any:
-        """Read the log to its end, and begin with a base after each gap."""
+        """Read the log to its end, several objects at once, and begin with a base after each gap."""
         protocol, place = self.protocol, self.protocol.ROOT
-        while (found := (yield protocol.Get(log_name(place.epoch, place.number)))) is not None:
-            had = place.commit
-            place, segment = protocol.after(place, found.data)
-            if segment is not None:
+        while True:
+            names = [log_name(place.epoch, place.number + at) for at in range(self.reads.randint(1, READ_AHEAD))]
+            found: dict[str, bytes | None] = dict.fromkeys(names)
+            for name in self.reads.sample(names, len(names)):  # the answers are of different moments, in any order
+                fetched = yield protocol.Get(name)
+                found[name] = None if fetched is None else fetched.data
+            batch = protocol.batch_after(place, list(found.values()))
+            if batch.place == place:
+                return place
+            for segment in batch.segments:
                 yield protocol.Apply(segment)
-            elif had is not None and place.commit is None:
+            if place.commit is not None and batch.place.commit is None:
                 process.directory.commits.clear()
-        return place
+            place = batch.place
 
     def run(self) -> str | None:
         try:

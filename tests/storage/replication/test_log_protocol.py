@@ -70,6 +70,18 @@ MISTAKES = [
         "        at, (place, segment)",
     ),
     (
+        "the end of an epoch is the first number that is missing",
+        "a later segment that was read ahead is applied although an earlier one is missing",
+        "        if data is None:\n            break\n",
+        "        if data is None:\n            continue\n",
+    ),
+    (
+        "what stands after the seal is void",
+        "what was read ahead after the seal is applied",
+        "        if segment is None:\n            break\n        segments.append(segment)\n",
+        "        if segment is None:\n            continue\n        segments.append(segment)\n",
+    ),
+    (
         "what stands after the seal is void",
         "reading continues after the seal",
         "return Place(seal.next, 1, digest(data), None if seal.gap else place.commit, seal.clean), None",
