@@ -184,6 +184,7 @@ def _change_hands(
         _wait("every commit counts", lambda: _all_counts(first_port))
         with daemon(home / "second", ("broker",), environ, second_port, replication_role="standby", **settings):
             _wait("the standby follows", lambda: _follows(second_port, first_port))
+            _wait("the primary has noticed it", lambda: bool(_asked(first_port, "GET", "/v1/replication")["automatic"]))
             say(f"copied, {what}: {messages:,} messages, {topics:,} topics")
             begun_s = time.monotonic()
             if what == "switch":
