@@ -10,9 +10,9 @@ serves only the load, the deadlines and the close. Requests that arrive during a
 that is the group commit. If other instances may claim the rows, a turn that answers without writing first has the
 store check that the claim still holds, once for all of its requests.
 
-When an actor crashes, every request under way gets an error that says what is known of its outcome. ``Supervision`` then
-starts the actor again from disk: recovery and the first start are the same code. Once another owner has claimed the
-rows it stays down.
+When an actor crashes, every request under way gets an error that says what is known about its outcome. ``Supervision``
+then starts the actor again from disk: recovery and the first start are the same code. Once another owner has claimed
+the rows it stays down.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-#: The longest time that the turn after a late commit waits for more requests, as a part of how long that commit took.
+#: The longest time that the turn after a late commit waits for more requests, as a fraction of that commit's duration.
 GATHERING = 0.25
 #: Pauses before loading again after a crash; the last one repeats.
 RESTART_PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -105,11 +105,12 @@ class Actor(ABC, Generic[CoreT, StepT]):
         """
         Args:
           commit_requests, commit_bytes: a commit takes no more requests once either is reached.
-          turns: runs the actor's turns.
+          run_queue: runs the actor's turns.
         """
         self._store = store
         self._shared = store.traits.shared
-        #: The turn under way may take long: what does not depend on its commit is answered before its end.
+        #: True if turns may take long: requests that do not depend on the commit are then answered before the turn
+        #: ends.
         self._answers_late = store.traits.answers_late
         self._mailbox = mailbox
         self._commit_requests = commit_requests
@@ -124,7 +125,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         self._over: trio.Event | None = None
         #: Why a turn failed.
         self._failure: Exception | None = None
-        #: When the task wakes without being woken.
+        #: When the task wakes by itself.
         self._deadline_s: float | None = None
         #: None while loading, and after the end.
         self.core: CoreT | None = None
@@ -204,7 +205,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     def _has_arrived(self) -> None:
         """Mail has arrived, and its sender does not run the turns."""
-        if self._turn is None or self._answers_late:  # else the end of the turn sees it
+        if self._turn is None or self._answers_late:  # otherwise the end of the turn handles it
             self._run_queue.soon(self)
             self.wake()
 
@@ -390,7 +391,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         for ticket in turn.tickets:
             if ticket in refused or isinstance(ticket.ask, self.reads):
                 ticket.settle(refusal())
-                ticket.abandoned = True  # or it would be parked at the end of the turn
+                ticket.abandoned = True  # otherwise it would be parked at the end of the turn
             else:
                 ticket.settle(self._outcome_unknown(refusal().detail))
 
@@ -447,7 +448,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     @abstractmethod
     async def _close(self, core: CoreT, claim: Claim) -> None:
-        """Answer what waits in the core, and write what shortens the next load; the mailbox is closed and empty."""
+        """Answer requests in the core, and save what shortens the next load; the mailbox is closed and empty."""
 
     @abstractmethod
     def _end(self, core: CoreT, error: Callable[[], PlainsongError]) -> None:
@@ -476,7 +477,7 @@ def as_ticket(ticket: Hashable) -> Ticket[Any]:
 
 
 def complete_all(answers: Answers) -> None:
-    """Give each ticket its answer. A caller whose notification raises keeps no other from its answer."""
+    """Give each ticket its answer. A caller whose notification raises does not keep others from their answers."""
     for ticket, answer in answers:
         try:
             ticket.settle(answer)
@@ -491,7 +492,7 @@ def _shutting_down() -> ShuttingDown:
 class Supervision(ABC):
     """Keeps an actor running until its mailbox is closed or another owner has claimed the rows.
 
-    An actor that falls is started again from disk, at once and then with growing pauses.
+    An actor that crashes is started again from disk, at once and then with growing pauses.
     """
 
     def __init__(self, mailbox: Mailbox, what: str, extra: Mapping[str, str] | None = None) -> None:
@@ -501,7 +502,7 @@ class Supervision(ABC):
         self.first_load_ended = trio.Event()
         #: The store has reported that another instance has claimed the rows.
         self.deposed = False
-        #: Another instance is to own the rows.
+        #: Another instance will own the rows.
         self.given_away = False
         self._what = what
         self._extra = dict(extra or {})
@@ -511,14 +512,14 @@ class Supervision(ABC):
 
     @property
     def is_elsewhere(self) -> bool:
-        """True if another instance owns the rows, or is to own them."""
+        """True if another instance owns the rows, or will own them."""
         return self.deposed or self.given_away
 
     def close(self, *, given_away: bool = False) -> None:
-        """Refuse new requests; the actor serves those that wait, then ends.
+        """Refuse new requests; the actor answers those that wait, then ends.
 
         Args:
-            given_away: another instance is to own the rows. A fallen actor does not claim them again: waiting requests
+            given_away: another instance will own the rows. A crashed actor does not claim them again: waiting requests
               get NoOwner.
         """
         self.given_away |= given_away
@@ -572,7 +573,7 @@ class Supervision(ABC):
         self._report_loaded(trio.current_time() - self._begun_s)
 
     def _handle_crash(self, error: Exception) -> float:
-        """Report a fall, and refuse requests if they would have to wait; return the pause before the next load."""
+        """Report a crash, and refuse requests if they would have to wait; return the pause before the next load."""
         pause_s = self._backoff.failed()
         log.error(
             "%s failed, loading it again",
@@ -611,7 +612,7 @@ class Supervision(ABC):
 
     @abstractmethod
     def _report_fall(self, error: Exception) -> None:
-        """Report a fall."""
+        """Report a crash."""
 
     @abstractmethod
     def _report_deposed(self, error: Deposed) -> None:

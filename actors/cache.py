@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: No item has attributes.
 NONE: Mapping[int, Mapping[str, str]] = MappingProxyType({})
-#: Bytes at which an open chunk is sealed: large enough to slice well, small enough to drop finely.
+#: Bytes at which an open chunk is sealed: large enough to slice well, small enough to drop in small steps.
 SEAL_BYTES = 64 * 1024
 
 
@@ -43,7 +43,7 @@ class CacheBudget:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        #: Messages of the store that are likely to be read again or next.
+        #: Messages from the store that are likely to be read again or next.
         self.kept = KeptChunks(max_bytes // KEPT_PART)
         self.hits = 0
         self.misses = 0
@@ -129,7 +129,7 @@ class TopicCache:
         pointer_runs: Sequence[tuple[int, int, int]] = (),
         attributes: Mapping[int, Mapping[str, str]] = NONE,
     ) -> None:
-        """Add many items that are one ``bytes`` already, as a chunk of their own; see ``append``.
+        """Add many items that are one ``bytes`` already, as a separate chunk; see ``append``.
 
         Args:
           offsets: where each item begins in ``wire``, then the end of the last one.
@@ -167,7 +167,7 @@ class TopicCache:
         self.revision = self.budget.revisions
 
     def has_expiries(self, bound: bytes) -> bool:
-        """True if a chunk with messages from ``bound`` on has any with a time to live of their own."""
+        """True if a chunk with messages from ``bound`` on has any with their own time to live."""
         return any(chunk.expiries for chunk in self.chunks_from(bound))
 
     def covers(self, prefix: bytes, bound: bytes) -> bool:

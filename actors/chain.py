@@ -1,9 +1,10 @@
 """Reads a chained topic for verification: its entries and the messages that they cover, part by part.
 
-A part ends with an entry, or among the stored messages that one row publishes, since their number is unbounded.
+A part ends with an entry, or within the stored messages that one row publishes, since their number is unbounded.
 
 Below the last entry only the signs of write pointers change and expired messages disappear, so the rows are read
-outside the actor. The actor is asked twice: before the read for the chain's end, and after it for what has expired.
+outside the actor. The actor is asked twice: before the read, for the chain's end; and after the read, for the messages
+that have expired.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ async def read_part(
     max_bytes = MAX_BYTES if max_bytes is None else min(max_bytes, MAX_BYTES)
     head = await directory.ask(name, DescribeChain())
     within, since = _split(since)
-    # Start with the entry at ``since`` itself: it says whether the topic was chained after it.
+    # Start with the entry at ``since`` itself, which shows whether the topic was chained after it.
     start = head.entries + (since or bytes(POSITION_BYTES))
     stop = head.entries + head.position + b"\x00"
     entries, is_last = await _read_entries(store, start, stop, limit + 2, max_bytes)
@@ -161,7 +162,7 @@ class _Reading:
         self.rows: list[ChainedRow | StoredRow] = []
         self.is_full = False
         self.cut: bytes | None = None
-        """The id of the last message, if the part became full among the stored messages of one row."""
+        """The id of the last message, if the part became full within the stored messages of one row."""
 
     async def look_before(self, store: Store) -> None:
         """Take one message from before the first entry, if there is any: its entry is gone."""

@@ -1,4 +1,4 @@
-"""Chunks: consecutive messages of a topic in wire form, in the memory of the scan cache and of stretches."""
+"""Chunks: consecutive messages of a topic in wire form, in the memory of the scan cache and of kept chunks."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ def _cost(strings: Mapping[str, str]) -> int:
 
 # --- runs of items under one write pointer ---------------------------------------------------------
 #
-# Three columns of numbers, 16 bytes a run: a chunk of single-message transactions has a run for each item, and a tuple
-# would cost more than the message.
+# Three columns of numbers, 16 bytes per run: a chunk of single-message transactions has a run for each item, and a
+# tuple would cost more than the message.
 
 
 #: Memory of one run, including what growing arrays reserve.

@@ -126,7 +126,7 @@ class Directory:
         """Ask without waiting; the ticket gets the answer. The actor receives tickets in the order of these calls.
 
         Args:
-          on_settled, prepare: see ``Ticket``; if a server runs the turns, it is to run this topic's.
+          on_settled, prepare: see ``Ticket``; with ``on_settled``, a server that runs the turns runs this topic's too.
           Raises what ``entry`` and ``Mailbox.put`` raise.
         """
         ticket = Ticket(ask, on_settled, prepare)
@@ -229,7 +229,7 @@ class Directory:
         return False
 
     async def run_sweeper(self) -> None:
-        """Close topics that were not used for ``topic.idle_s``, and topics that do not exist much sooner."""
+        """Close topics that were not used for ``topic.idle_s``, and much sooner topics that do not exist."""
         while True:
             await trio.sleep(min(5.0, self.settings.idle_s / 4))
             now_s = trio.current_time()
@@ -244,12 +244,12 @@ class Directory:
                     self._close_entry(entry)
 
     def end_late(self, refusal: Callable[[], PlainsongError]) -> None:
-        """See ``Actor.end_late``: of every actor."""
+        """Call ``Actor.end_late`` of every actor."""
         for entry in (*self._entries.values(), *self._ending.values()):
             entry.actor.end_late(refusal)
 
     def close(self) -> None:
-        """Refuse new requests; the actors serve those that wait, and answer parked polls with empty pages."""
+        """Refuse new requests; the actors answer those that wait, and parked polls with empty pages."""
         self._closed = True
         for entry in self:
             self._close_entry(entry)
@@ -298,7 +298,7 @@ class DirectoryEntry(Supervision):
         return partial(topic_moved, self.name)
 
     def _refuse(self, error: Exception) -> None:
-        """Refuse requests after a second fall, since the load may take long; after the first one they wait for it."""
+        """Refuse requests after a second crash, since the load may take long; after the first one they wait for it."""
         if self._backoff.failures > 1:
             detail = error.detail if isinstance(error, PlainsongError) else "the topic cannot be loaded"
             hint = _DAMAGED_HINT if isinstance(error, Unreadable) else "the daemon keeps trying"
@@ -313,8 +313,8 @@ class DirectoryEntry(Supervision):
 
     def _report_deposed(self, error: Deposed) -> None:
         if not self.given_away:
-            # Without ZooKeeper, another daemon on the same store takes topics again and again. A single warning about
-            # it is logged elsewhere.
+            # Without ZooKeeper, another daemon on the same store takes over topics again and again. A single warning
+            # about it is logged elsewhere.
             level = logging.DEBUG if isinstance(self._environment.ownership, Alone) else logging.WARNING
             log.log(level, "topic taken over", extra={**self._extra, "why": str(error)})
         self._environment.observer.deposed(self.name)

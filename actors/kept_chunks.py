@@ -1,8 +1,8 @@
-"""Kept chunks: messages of the store that are likely to be read again, or next; under one bound over all topics.
+"""Kept chunks: messages from the store that are likely to be read again, or next; within one bound over all topics.
 
 Consumers that replay a topic request the same messages, and a reader that walks through one requests those that follow
-(``actors.pages`` decides what is kept). Any page that kept chunks cover is cut from them, as from the scan cache. Plain
-messages alone are kept: they are the same for every reader until they expire, whatever is published, committed or
+(``actors.pages`` decides what is kept). Any page that kept chunks cover is cut from them, as from the scan cache. Only
+plain messages are kept: they are the same for every reader until they expire, whatever is published, committed or
 rolled back.
 """
 

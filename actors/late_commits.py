@@ -34,7 +34,7 @@ class LateCommits:
         end_late: Callable[[Callable[[], PlainsongError]], object],
     ) -> None:
         """Args:
-        turns: of all actors.
+        run_queue: that of all actors.
         end_late: calls ``Actor.end_late`` of every actor.
         """
         self._outbox = outbox

@@ -1,13 +1,13 @@
 """The lease of a primary: its sign of life in the object store, for standbys and for itself.
 
-The lease decides nothing: the seal does. It tells a standby that the primary is alive, and it tells a primary that no
+The lease decides nothing: the seal does. The lease tells a standby that the primary is alive, and a primary that no
 standby can have taken over yet: a standby waits for the time of the lease after it has seen a renewal, and the primary
 counts that time from before the renewal. So a primary that was frozen, or cut off, stops acknowledging first.
 
 A primary without a standby need not stop. A standby registers in the lease; the primary then keeps these terms, and
 only after that writes a lease that is ``guarded``. A standby takes over by itself only from such a lease. The primary
-gives the terms up once a lease that is not guarded is stored, which it writes when no registration is left. Each of these
-writes is conditional on the lease that was read, so no take-over falls in between.
+gives up the terms once it has stored a lease that is not guarded, which it writes when no registration is left. Each of
+these writes is conditional on the lease that was read, so no take-over falls in between.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class LeaseKeeper:
         clock: Callable[[], float] = boot_s,
     ) -> None:
         """Args:
-        period_s: the time of the lease; 0: standbys take over by hand only.
+        period_s: the time of the lease; 0: standbys take over only by hand.
         allows_standby: False: no standby registers, and the primary serves without a valid lease.
-        is_needed: False: each commit counts in the log before it is acknowledged, so for that the seal is enough.
+        is_needed: False: each commit counts in the log before it is acknowledged, so the seal alone protects commits.
         counted: returns the last commit that counts.
         """
         self._objects = objects
         self._period_s = period_s
         self._is_needed = is_needed
-        #: True if a guarded lease binds this primary: it may be over.
+        #: True if a guarded lease can bind this primary, which then stops when the lease is over.
         self._is_costly = objects.can_exchange and period_s > 0 and allows_standby
-        #: True while this primary keeps the terms: before a guarded lease may be in the object store, and until one that
-        #: is not guarded is.
+        #: True while this primary keeps the terms: before a guarded lease may be in the object store, and until one
+        #: that is not guarded is.
         self._is_guarded = self._is_costly
         self._every_s = min(period_s / RENEWALS or IDLE_S, IDLE_S)
         self._counted = counted
@@ -112,12 +112,12 @@ class LeaseKeeper:
 
     @property
     def holds(self) -> bool:
-        """True if a commit that is durable where the mode wants it may be acknowledged."""
+        """True if a commit that is durable where the mode requires may be acknowledged."""
         return self.is_current if self._is_needed else not self._is_over
 
     @property
     def terms(self) -> Terms:
-        """What the next lease says to standbys."""
+        """The terms that the next lease states for standbys."""
         return Terms(
             self._lease.period_ms,
             self._lease.allows_standby,
@@ -142,7 +142,7 @@ class LeaseKeeper:
         return 0.0 if self._alone_since_s is None else self._clock() - self._alone_since_s
 
     def close(self) -> None:
-        """Note that another process has taken over: nothing is acknowledged any more."""
+        """Note that another process has taken over: nothing more is acknowledged."""
         self._is_over = True
 
     def began(self, epoch: int, run: bytes, holder: str, since_s: float) -> None:
@@ -162,7 +162,7 @@ class LeaseKeeper:
         Args:
           look: raises if another process has ended the epoch.
         Raises:
-          BucketWentBack: the lease is missing, or older than it was written.
+          BucketWentBack: the lease is missing, or older than the one last written.
         """
         while self._objects.can_exchange:
             await self._renew(look)
@@ -214,7 +214,7 @@ class LeaseKeeper:
             self._alone_since_s = now_s
         self._is_guarded = self._is_costly and (lease.guarded or bool(lease.standbys))
         if self._is_guarded and not lease.guarded:
-            self._wake.set()  # the lease may say so from now on
+            self._wake.set()  # renew at once: the lease may be guarded from now on
 
     def _failed(self, why: str) -> None:
         if not self._error:
@@ -222,7 +222,7 @@ class LeaseKeeper:
         self._error = why
 
     async def release(self, epoch: int, run: bytes) -> None:
-        """Note in the object store that this process has ended its epoch, and serves no longer. Raises StoreError."""
+        """Note in the object store that this process has ended its epoch and no longer serves. Raises StoreError."""
         if not self._objects.can_exchange:
             return
         released = replace(

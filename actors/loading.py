@@ -155,7 +155,7 @@ async def _load_chain(state: TopicState, store: Store) -> bytes | None:
 
 
 async def _find_uncovered(state: TopicState, store: Store, covered: bytes) -> None:
-    """Cover message rows after the last entry, left by a commit that was cut off; none was acknowledged."""
+    """Cover message rows after the last entry, left by an interrupted commit; none was acknowledged."""
     chain, torn = state.chain, frozenset(state.torn)
     assert chain is not None
     start: bytes | None = state.prefix + covered + b"\x00"

@@ -3,7 +3,7 @@
 A ticket is a future; calls over links use futures as well (``broker.link.flow``).
 
 ``ask`` queues a ticket without waiting (a full mailbox raises Overloaded, and nothing happened), then waits for the
-answer. If the caller is cancelled, a request that the actor has received still happens. An actor that falls or ends
+answer. If the caller is cancelled, a request that the actor has received still happens. An actor that crashes or ends
 settles every ticket it has received, so that no caller waits forever.
 """
 
@@ -137,12 +137,12 @@ class Prepared(Generic[R]):
         self._found, self._made = found, self._make(found)
 
     def settled(self, found: object) -> None:
-        """Give the answer, or another one than was prepared."""
+        """Give the answer, whether or not it is the one that was prepared."""
         self._give(self._made if found is self._found else self._make(found))
 
 
 class Mailbox:
-    """A bounded queue of tickets with one receiver, which may fall and restart while the mailbox stays open."""
+    """A bounded queue of tickets with one receiver, which may crash and restart while the mailbox stays open."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._queue: deque[Ticket[Any]] = deque()
@@ -370,7 +370,7 @@ class RunQueue:
     """The actors whose turn is due. Use it on the event loop only."""
 
     def __init__(self, store: Store | None = None) -> None:
-        """``store``: writes their shared commits; None: they do not share commits."""
+        """``store``: writes their shared commits; None if they do not share commits."""
         self._store = store
         self._due: dict[RunnableActor, None] = {}
         #: True while a server runs the turns; otherwise the actors' tasks do.
@@ -380,7 +380,7 @@ class RunQueue:
         self._is_reading = False
         self._read_sockets: Callable[[], None] = lambda: None
         self._wake: Callable[[], None] = lambda: None
-        #: Makes the error for requests that would change something; None: they are not refused.
+        #: Makes the error for requests that would change something; None if they are not refused.
         self.refusal: Callable[[], PlainsongError] | None = None
 
     @property
@@ -400,7 +400,7 @@ class RunQueue:
     def detach(self) -> None:
         """Let the actors' tasks run the turns again."""
         self.has_server, self._read_sockets = False, lambda: None
-        self.run_due()  # the server will not run these any more
+        self.run_due()  # the server will no longer run these
 
     def begin(self) -> None:
         """Note that the server is reading requests, and calls ``run_due`` afterwards."""
@@ -415,7 +415,7 @@ class RunQueue:
         self._due[actor] = None
         if not self.has_server:
             self.run_due()
-        elif not (self._is_reading or self._running):  # else the server is about to run it
+        elif not (self._is_reading or self._running):  # otherwise the server is about to run it
             self._wake()
 
     def run(self) -> None:
@@ -441,7 +441,7 @@ class RunQueue:
         if self.has_server:
             self._wake()
         else:
-            for actor in self._due:  # the first one may have fallen, and its task then runs no turns
+            for actor in self._due:  # the first one may have crashed, and its task then runs no turns
                 actor.wake()
 
     def run_due(self) -> None:

@@ -3,9 +3,9 @@
     enabled    producers are remembered      disabled    they are not      inherit    the service's default
 
 If several instances share the store, the instance that writes a row notifies the others before it answers, and they
-read the row again. An instance that cannot be notified reads all rows again within ``REFRESH_S``, and as soon as it
-has rejoined the cluster. Reads and writes may complete out of order: the result of the latest one to begin a read or
-end a write wins, in whichever order they arrive.
+read the row again. An instance that cannot be notified reads all rows again within ``REFRESH_S``, and as soon as it has
+rejoined the cluster. Reads and writes may complete out of order: the result of the one that began its read or ended its
+write last wins, in whichever order they arrive.
 """
 
 from __future__ import annotations

@@ -110,12 +110,12 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 #: Time without being deposed after which pauses start again with the first one.
 FORGET_PAUSES_S = 60.0
-#: Topics remembered at most; beyond, the one deposed longest ago is forgotten.
+#: Topics remembered at most; beyond that, the one deposed longest ago is forgotten.
 MAX_TOPICS = 10_000
 
 
 class _Pause(NamedTuple):
-    """Number of times in a row, the last time, and the end of the pause; times are trio's, in seconds."""
+    """How often in a row the topic was lost, when last, and the end of the pause; times are trio's, in seconds."""
 
     times: int
     since_s: float

@@ -4,19 +4,19 @@ Everything that is kept for reading is in one cache (``actors.cache``): the rece
 older ones (``actors.kept_chunks``). A page is kept when it is read for the second time, since consumers that replay a
 topic request the same pages.
 
-A reader that catches up requests page after page, each from the end of the last one. Without reading ahead either the
-store idles, while a page is sent and handled, or the reader does, while the store reads. So from the second page of a
-walk on, what follows a page is read before it is requested, and kept. If the request arrives during the read, it waits
-for the result instead of reading again.
+A reader that catches up requests page after page, each from the end of the last one. Without reading ahead the store
+idles while a page is sent and handled, and the reader idles while the store reads. So from the second page of a walk
+on, the messages after a page are read before they are requested, and kept. If the request arrives during the read, it
+waits for the result instead of reading again.
 
     a walk     page 1     page 2        page 3     page 4
     the store  reads 1    reads 2, 3    reads 4    reads 5
 
-For a page of a few messages, most of the store's time is spent on starting the read. So what is read ahead after a
-small page is hundreds of messages, and the next chunk is read once half of them were requested. After a large page it
-is one more page, and only for a reader that pauses: the request of another one and the read would compete for the
-interpreter's lock. At the end of a walk one chunk is read for nothing. Only one is read ahead at a time, since several
-readers keep the store busy anyway.
+For a page of a few messages, most of the store's time is spent on starting the read. So after a small page hundreds of
+messages are read ahead, and the next chunk is read once half of them were requested. After a large page one more page
+is read ahead, and only for a reader that pauses: the next request of any other reader and the read would compete for
+the interpreter's lock. At the end of a walk one chunk is read for nothing. Only one is read ahead at a time, since
+several readers keep the store busy anyway.
 """
 
 from __future__ import annotations

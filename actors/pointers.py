@@ -2,7 +2,8 @@
 
 All topic actors and the transaction service share the index, on one event loop. At the start it is built from the
 pointer rows of the metadata table: a topic writes such a row in the commit that first uses a pointer, so the index is
-complete. If the store may cut off a commit before that row, the topics are loaded too, which finds such pointers.
+complete. If a crash of the store may leave a commit without that row, the topics are loaded too, which finds such
+pointers.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class PointerIndex:
             await self._quiet.park()
 
     def drop(self, name: TopicName, pointers: Iterable[int]) -> None:
-        """Note that a topic has no rows about these pointers any more."""
+        """Note that a topic no longer has rows about these pointers."""
         for pointer in pointers:
             topics = self._topics.get(pointer)
             if topics is not None:

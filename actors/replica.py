@@ -188,7 +188,7 @@ def notify_topics(index: PointerIndex, pointers: Iterable[int], standing: Callab
 
 # --- routing: the service while this instance owns it, else the replica ---------------------------
 #
-#     owned           loaded from the store, under its own claim; serves until another instance is to own it
+#     owned           loaded from the store, under its own claim; serves until another instance should own it
 #     not owned       requests get NoOwner, and visibility comes from the replica, as it does while the service loads
 #     deposed         ends at once; claimed back after a pause, if this instance is still the owner by its view
 #

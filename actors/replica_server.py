@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
     from storage.base import Store
 
-#: Maximum of instances that wait for changes.
+#: Maximum number of instances that wait for changes.
 MAX_REPLICAS = 1_000
 
 

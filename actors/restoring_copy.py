@@ -4,7 +4,8 @@
     2  back up   that store into a scratch folder
     3  restore   the backup into the new store, as ``plainsong backup restore`` does
 
-Going through a backup gives both the same rules: decided transactions stay, open ones are rolled back, ids continue later.
+Going through a backup applies the same rules to both kinds of restore: decided transactions stay, open ones are rolled
+back, ids continue later.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ async def replay(
 
 @dataclass(slots=True)
 class ComparedBases:
-    """What a comparison of bases found."""
+    """The result of comparing bases."""
 
     equal: list[int] = field(default_factory=list)
     """Commits of bases that equal the replay from the base before."""
@@ -153,7 +154,7 @@ async def _digest_of(store: LevelDBStore, table: Table) -> bytes:
     return digest.digest()
 
 
-#: By how much the clocks of two machines may differ.
+#: Tolerated difference between the clocks of two machines.
 SKEW_MS = 60_000
 
 
@@ -188,7 +189,7 @@ class _Writing:
         await self._write(commits)
 
     async def _write(self, commits: Sequence[Commit]) -> None:
-        """Write commits in order; ranges are removed by calls of their own."""
+        """Write commits in order; ranges are removed by separate calls."""
         claim = await self._into.claim(_REPLAYED)
         operations: list[Operation] = []
         for commit in commits:
@@ -245,7 +246,7 @@ async def restore_copy(
 
 
 async def _back_up(view: StoreView, folder: BackupFolder, cut_ms: int) -> dict[str, Any]:
-    """Back a view up; return the manifest."""
+    """Back up a view; return the manifest."""
     cut = Cut(view, Pace(rest=0.0))
     await cut.look()
     topics: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """The scrub: reads every row of this instance from disk and parses it, at a bounded rate, and reports damage.
 
-Without it, a damaged block is noticed when a reader needs it, perhaps after the last backup with its rows was removed.
-The scrub repairs nothing: the store has only one copy, and the other one is in a backup.
+Without it, a damaged block is noticed only when a reader needs it, perhaps after the last backup with its rows was
+removed. The scrub repairs nothing: the store has only one copy, and any other is in a backup.
 
 A round may take days. It skips topics whose rows the store cannot return at present, and is complete once it has read
 those too. After a restart it continues after the last topic that it has read.
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Delay of the first round, so as not to add load to the start; also the delay before a retry.
 FIRST_AFTER_S = 3600.0
-#: Findings kept, further ones are only counted; and unreadable topics shown.
+#: How many findings are kept, the rest is only counted; and how many unreadable topics are shown.
 MAX_FINDINGS = 1_000
 #: Unreadable topics named in the log.
 MAX_NAMED = 5
@@ -173,7 +173,7 @@ class Scrub:
 
     Args:
       interval_s: between the starts of two rounds; 0: only on request.
-      file: stores the last report across restarts; None: it is not stored.
+      file: stores the last report across restarts; None if it is not stored.
     """
 
     def __init__(

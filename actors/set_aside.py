@@ -1,7 +1,7 @@
 """Setting aside: rows of a topic that block readers are copied to a file unchanged, and removed from the topic.
 
     1  the raw rows are written to a file, and synced         a crash leaves a file; the topic is unchanged
-    2  the topic records the range                          from now on readers are notified of it
+    2  the topic records the range                          from then on readers are notified of it
     3  the rows are removed                                 readers continue after them
 
 A crash between these steps leaves the rows in place: set them aside again, which writes another file.
@@ -193,7 +193,7 @@ class _Work:
             raise NotFound(f"topic {self._name} has no rows between these ids", hint="GET …/messages lists them")
 
     async def _read(self, store: Store, table: Table, start: bytes, stop: bytes, end: bytes) -> list[Gap]:
-        """Read a range; of unreadable parts write what the store can still return."""
+        """Read a range; for unreadable parts, write what the store can still return."""
         gaps = await read_around(store, table, start, stop, end, self._take(table))
         if self._file is not None:
             for gap in gaps:
@@ -255,7 +255,7 @@ class _Work:
                 return
 
     def stretch(self, start: bytes) -> SetAsideRange:
-        """Return the result, from the first to the last row; an unreadable part counts with its largest extent."""
+        """Return the result, from the first to the last row; an unreadable part is counted at its maximum extent."""
         found = self._found
         size = len(self.span.prefix)
         if found.gaps:

@@ -49,7 +49,7 @@ _UNBOUNDED = TopicLimits(max_pending=1 << 62, max_producers=1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class SettledStore:
-    """What was done, for the log."""
+    """The result, for the log."""
 
     topics: int
     rolled_back: int
@@ -74,7 +74,7 @@ async def settle(store: Store, what: Settle, now_ms: int) -> SettledStore:
     rolled_back = 0
     for name in present.topics:
         rolled_back += await _roll_back(store, restored, name)
-    # After the rollbacks: until the service says so, a repetition finds the same open transactions.
+    # The service's rows come last: until they are written, a repetition finds the same open transactions.
     for name in present.topics:
         await _advance(store, restored, name, now_ms, what.cut_ms)
     await store.write(_difference(dict(present.service), dict(restored.service)), claim=claim)
@@ -146,7 +146,7 @@ class _Present:
 
 
 class _Restored(RestoredStore):
-    """What a restore would make of the service and of each topic's rows."""
+    """The rows of the service and of each topic as a restore would leave them."""
 
     def __init__(self, present: _Present, now_ms: int) -> None:
         super().__init__(present, present.manifest(), RestoreRequest(), now_ms)  # type: ignore[arg-type]  # the part that is used
@@ -163,7 +163,7 @@ class _Restored(RestoredStore):
 
     @property
     def authority(self) -> Any:
-        """What decides pointers; None if a foreign service does."""
+        """The authority that decides pointers; None if it is a foreign service."""
         return self._authority
 
     def is_undone(self, pointer: int) -> bool:
@@ -211,7 +211,7 @@ def _range_of(prefix: bytes, pointer: int, value: bytes) -> tuple[bytes, bytes]:
 
 
 async def _advance(store: Store, restored: _Restored, name: TopicName, now_ms: int, cut_ms: int) -> None:
-    """Move a topic's time on, and fence its producers' sessions."""
+    """Advance a topic's time, and fence its producers' sessions."""
     found = restored.kept(name)
     raw = _WithMetadata(store, found)
     try:
@@ -256,7 +256,7 @@ class _WithMetadata:
 
 
 def _difference(before: dict[bytes, bytes], after: dict[bytes, bytes]) -> list[Operation]:
-    """Return what turns rows of the metadata into others."""
+    """Return the operations that turn some rows of the metadata into others."""
     removed = [key for key in before if key not in after]
     found: list[Operation] = [
         put_one(Table.METADATA, key, value) for key, value in after.items() if before.get(key) != value

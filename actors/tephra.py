@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Refreshes after which a state is too old for readers of committed messages.
 STALE_AFTER = 6
-#: Maximum of seconds between two attempts, unless refreshes are further apart.
+#: Maximum number of seconds between two attempts, unless refreshes are further apart.
 MAX_BACK_OFF_S = 30.0
 #: How late a write of another instance may arrive, including the difference between clocks.
 LATE_MS = 600_000

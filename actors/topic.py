@@ -87,7 +87,7 @@ TOPIC_READS = (
 _NO_TIME = Now(0, 0.0)
 #: Requests that publish messages.
 PUBLISHES = (Publish, PublishEach, PublishStaged, PublishUnder)
-#: Requests of a commit under way during which polls can be answered: what they read does not depend on it.
+#: While a commit of only such requests is under way, polls can be answered: what they read does not depend on it.
 _ADDS = (Publish, PublishEach, PublishUnder, StoreUnder, OpenProducer, SetReader, *TOPIC_READS)
 
 
@@ -164,7 +164,7 @@ class TopicActor(Actor[TopicCore, Step]):
         return core.look_now(look, self._now())
 
     def _shows_before(self, turn: Turn[Step]) -> bool:
-        """True if during the turn under way the core shows what polls may read of the state before it."""
+        """True if, during the turn under way, the core still shows what polls could read before it."""
         return only_adds(turn) and self.name not in self._environment.pointers.decided_topics
 
     def _wait_in_turn(self, core: TopicCore, turn: Turn[Step]) -> None:
@@ -189,7 +189,7 @@ class TopicActor(Actor[TopicCore, Step]):
         return core.parking.next_deadline_s()
 
     def _refuse_in_turn(self, core: TopicCore, turn: Turn[Step], refusal: Callable[[], PlainsongError]) -> None:
-        """Answer waiting polls from before the turn, if possible; refuse other requests."""
+        """Answer waiting polls by the state before the turn, if possible; refuse other requests."""
         if self._shows_before(turn):
             self._mailbox.refuse(refusal, but=(Look,))
             now = self._now()
@@ -229,8 +229,8 @@ class TopicActor(Actor[TopicCore, Step]):
     def _begin(self, core: TopicCore, claim: Claim) -> None:
         del claim
         pointers, enlistments = self._environment.pointers, self._environment.enlistments
-        # The index has most pointers from their rows; those that a cut-off commit left are found only by the load. On a
-        # shared store the index has no pointers of a topic that is not open.
+        # The index has most pointers from their rows; those that an interrupted commit left are found only by the load.
+        # On a shared store the index has no pointers of a topic that is not open.
         changed = transactional_pointers(core.state.pending if self._shared else core.state.changed)
         pointers.begin(self.name, changed)
         pointers.end(changed)

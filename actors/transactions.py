@@ -56,7 +56,7 @@ class TransactionService(LedgerReads):
 
         Args:
           ask: asks a topic at its owner. On a shared store topics must be enlisted.
-          turns: those of the topics, to share commits with them; None: its own.
+          run_queue: that of the topics, to share commits with them; None: a separate one.
         """
         self.settings = settings or TransactionSettings()
         cluster_locations = ClusterPointerLocations() if store.traits.shared else None
@@ -78,19 +78,19 @@ class TransactionService(LedgerReads):
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
-        """Serve until closed; loads from disk, and again after each fall. ``on_loaded``: called after each load."""
+        """Serve until closed. Load from disk, and again after each crash; ``on_loaded`` is called after each load."""
         async with trio.open_nursery() as nursery:
             self._actor.nursery = nursery
             await self._supervision.run(self._actor, on_loaded)
             nursery.cancel_scope.cancel()
 
     def close(self, *, given_away: bool = False) -> None:
-        """Refuse new requests, serve those that wait, then let ``run`` return.
+        """Refuse new requests, answer those that wait, then let ``run`` return.
 
         An abort that topics are rolling back continues after the next load.
 
         Args:
-          given_away: another instance is to own the service.
+          given_away: another instance will own the service.
         """
         self._supervision.close(given_away=given_away)
         self._actor.wake_replicas()
@@ -102,7 +102,7 @@ class TransactionService(LedgerReads):
 
     @property
     def deposed(self) -> bool:
-        """True if another instance owns the service, or is to own it."""
+        """True if another instance owns the service, or will own it."""
         return self._supervision.is_elsewhere
 
     @property
@@ -233,7 +233,7 @@ class TransactionService(LedgerReads):
         return await self.ask(asks.AsOf(at_ms))
 
     def open_of(self, name: str) -> int:
-        """Return the number of a name's transactions that are open, or about to begin. Raises TransactionsUnavailable."""
+        """Return the number of a name's transactions, open or about to begin. Raises TransactionsUnavailable."""
         waiting = sum(1 for ask in self._mailbox.asks() if isinstance(ask, asks.Begin) and ask.owner == name)
         return waiting + sum(1 for record in self._core().ledger.open.values() if record.owner == name)
 

@@ -1,4 +1,4 @@
-"""Assembles the daemon from its settings: its core, the care for its store, and the subjects of its routes."""
+"""Assembles the daemon from its settings: its core, the upkeep of its store, and the subjects of its routes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def assemble(
     """Assemble the daemon without starting it; its actors live in ``actors``.
 
     Args:
-      ownership: which of several instances owns what; None: there is only this one.
+      ownership: which of several instances owns what; None if there is only this one.
       membership: the same, if it comes from ZooKeeper, for the routes that show or change the cluster.
       security: the guard, with its files loaded; None: load them here.
       certificates: for links to other instances; None: links are plain.

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.topic.state import TopicState
 
-#: Most findings in an answer.
+#: The maximum number of findings in an answer.
 MAX_ITEMS = 100
-#: Warn about a message that has been undecided for this long, since it holds readers; then report it as critical.
+#: After these times, warn about an undecided message, since it holds readers; and report it as critical.
 HELD_MS = 60_000
 LONG_HELD_MS = 600_000
 OLD_TRANSACTION_MS = 600_000
@@ -227,7 +227,7 @@ class Attention:
 
 
 def clock_findings(store_time: StoreTime) -> list[Finding]:
-    """Report a clock that is slower than the store's times by more than the tolerated difference between clocks."""
+    """Report a clock that is behind the store's times by more than the tolerated difference between clocks."""
     behind_ms = store_time.behind_ms()
     if behind_ms <= SLACK_MS:
         return []

@@ -1,8 +1,8 @@
 """The audit: who changed what, and whose requests were refused, in the topic ``system:audit``, which HTTP cannot write.
 
 A change is recorded after it is made and before it is answered. Refusals are aggregated so that they do not fill the
-disk: the first of a kind is recorded within a second, those of the next ten seconds as one record with a count. Twenty
-a second are written, round robin over names; records of the daemon itself do not wait for them.
+disk: the first of a kind is recorded within a second, those of the next ten seconds as one record with a count. At most
+twenty records per second are written, round robin over names; records of the daemon itself do not wait for them.
 """
 
 from __future__ import annotations
@@ -513,7 +513,7 @@ def _said(answer: Answer) -> tuple[str | None, str]:
     return problem.get("code"), _OUTCOMES.get(outcome, "unknown")
 
 
-#: Names recorded of a long list.
+#: How many names of a long list are recorded.
 MAX_LISTED = 1_000
 
 

@@ -81,7 +81,7 @@ class SwitchedOff:
         return "unknown"
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """Return the pointer alone."""
+        """Return only the pointer."""
         return (pointer,)
 
     def view(self) -> View:
@@ -138,7 +138,7 @@ class Authority:
     def invalids(self) -> InvalidList | None:
         """The list of invalid pointers, for the janitor's pass and for requests about it.
 
-        None: there is none, or another instance owns it: one instance makes the pass for all.
+        None if there is none, or another instance owns it: one instance makes the pass for all.
         """
         if self.foreign is not None:
             return self.foreign if self.ownership.is_mine(SERVICE_NAME) else None
@@ -205,7 +205,7 @@ def build_authority(
     """Return the authority that ``transactions.service`` names, not started.
 
     Args:
-      turns: the topics' run queue.
+      run_queue: that of the topics.
       take_over_s: as ``service_settings``.
       ownership, peer: among several instances, the owner of the service, and the way to reach it.
     """

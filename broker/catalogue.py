@@ -135,7 +135,7 @@ class _Reading:
 
     def __init__(self) -> None:
         self.over = trio.Event()
-        #: The failure; None: it succeeded. Initially the error for callers when the daemon shuts down during the read.
+        #: The failure; None after a success. Initially the error for callers when the daemon shuts down during the read.
         self.error: Exception | None = ShuttingDown("the daemon is shutting down")
 
 
@@ -144,7 +144,7 @@ class Catalogue:
 
     Args:
       nursery: runs the reads; it outlives all callers.
-      ownership: None: there is only this instance.
+      ownership: None if there is only this instance.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class Catalogue:
         return found
 
     def _core_here(self, name: TopicName) -> TopicCore | None:
-        """Return the core of a topic that is open here and owned by this instance, also of a deleted one; else None."""
+        """Return the core of a topic, even a deleted one, that is open here and owned by this instance; else None."""
         if self._ownership is not None and not self._ownership.is_mine(name):
             return None
         core = self._directory.core(name)

@@ -16,7 +16,7 @@ PAUSE_S = 300.0
 
 
 class Contention:
-    """Counts topics claimed by other daemons, for a daemon that knows of none; call it for each topic."""
+    """Counts topics claimed by other daemons, for a daemon configured as the only one; call it for each topic."""
 
     def __init__(self, place: str, clock: Callable[[], float] = trio.current_time) -> None:
         self._place = place

@@ -45,13 +45,14 @@ if TYPE_CHECKING:
 class Reach:
     """Asks the owners of topics and of transactions, here or at other instances.
 
-    What it asks is made from it, so ``build_core`` sets the attributes while it builds; nothing asks before all are set.
+    The objects that it asks are built with it, so ``build_core`` sets its attributes later; nothing uses it before all
+    are set.
     """
 
     directory: Directory
     authority: Authority
     cluster: Cluster | None = None
-    """None: there is only this instance."""
+    """None if there is only this instance."""
 
     async def ask(self, name: TopicName, ask: Ask[Any]) -> Any:
         """Ask a topic at its owner."""

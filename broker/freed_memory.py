@@ -1,9 +1,9 @@
 """Keeps freed memory in the process for reuse.
 
-By default glibc returns memory to the kernel as soon as more than 128 KiB at the end of its heap are free, or at most
-twice the size of the largest block, and maps each large block separately. A page of 10 000 messages is one block of a
-megabyte and twenty of a tenth of that, all freed once it is sent. So each page returned its memory, and the kernel
-mapped and cleared it again for the next one, which cost a fifth of the processor time of a page.
+By default glibc returns memory to the kernel as soon as more than 128 KiB are free at the end of its heap (later up to
+twice the size of the largest block freed so far), and maps each large block separately. A page of 10 000 messages is
+one block of a megabyte and twenty of a tenth of that, all freed once it is sent. So each page returned its memory, and
+the kernel mapped and cleared it again for the next one, which cost a fifth of the processor time of a page.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Short garbage collections, however many topics are open.
 
 A full collection visits every container of the process, and blocks all requests. With ten thousand open topics there
-are 670 000 containers, which takes 0.4 s, and almost none is garbage: requests, connections and topics are freed by
-reference counts (tests/broker/test_reference_cycles.py). So each full collection ends with ``gc.freeze``, which excludes
-the survivors from later collections, and the next one begins after a bounded number of new containers. Frozen
+are 670 000 containers, which takes 0.4 s, and almost none are garbage: requests, connections and topics are freed by
+reference counts (tests/broker/test_reference_cycles.py). So each full collection ends with ``gc.freeze``, which
+excludes the survivors from later collections, and the next one begins after a bounded number of new containers. Frozen
 containers are still freed by reference counts. A cycle that becomes garbage after it was frozen is not. If memory has
 grown by more than open topics explain, one collection visits everything again.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 #: For ``gc.set_threshold``: new containers between two young collections, young collections between two middle ones,
-#: and middle ones between two full ones. A full one then visits some 30 000 containers, in 20 ms.
+#: and middle ones between two full ones. A full one then visits about 30 000 containers, in 20 ms.
 THRESHOLDS = (700, 10, 3)
 _DEFAULT = gc.get_threshold()
 #: Interval between checks of memory growth.

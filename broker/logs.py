@@ -107,7 +107,7 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 # exit waits for a limited time.
 
 
-#: Most bytes in one write.
+#: The maximum number of bytes in one write.
 _GATHER_BYTES = 64 * 1024
 
 

@@ -1,7 +1,7 @@
 """Lifetimes of the daemon's parts: nested blocks; the outermost lives longest.
 
-A standby (broker.standby) comes before all of them: once it has taken over, the primary starts on its directory. After a
-planned switch the primary's directory is a standby's.
+A standby (broker.standby) comes before all of them: once it has taken over, the primary starts on its directory. After
+a planned switch the primary's directory becomes a standby's.
 
     open_store
     └── second copy                  if there is one: ships the store's commits
@@ -17,7 +17,7 @@ planned switch the primary's directory is a standby's.
         5. the last commits are shipped
     6. the store closes
 
-In the opposite order a parked poll would delay the exit for the server's whole grace period.
+If the servers stopped first, a parked poll would delay the exit for the server's whole grace period.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
 
 
 async def _follow(config: Config, announce: Callable[[Running], None]) -> bool:
-    """Be a standby. Returns True once this process has taken over, False after a signal."""
+    """Run as a standby. Returns True once this process has taken over, False after a signal."""
     notifier, stop = Notifier(os.environ), trio.Event()
 
     def listening(addresses: Sequence[str]) -> None:
@@ -128,7 +128,7 @@ async def _follow(config: Config, announce: Callable[[Running], None]) -> bool:
 
 
 async def _run(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> bool:
-    """Serve. Returns True if the log was handed over to a standby, whose log this process is to follow."""
+    """Serve. Returns True if the log was handed over to a standby, whose log this process will follow."""
     notifier = Notifier(os.environ)
     traces = open_traces(config)
     stop, switching = trio.Event(), trio.Event()

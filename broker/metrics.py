@@ -1,8 +1,8 @@
 """The daemon's metrics, in Prometheus text with base units and bounded label sets; and the rates of topics.
 
 Counters and histograms are updated by the code that they measure. Figures of actors, the store or the cache are read at
-each scrape. No label is a topic, a client or a path, since clients choose their number. A metric that cannot be read is
-counted, and never fails a request.
+each scrape. No label is a topic, a client or a path, since clients determine how many of these there are. A metric that
+cannot be read is counted, and never fails a request.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Metrics:
         self._handshakes = Counter(
             "plainsong_tls_handshakes_total", "TLS handshakes, by result.", ["result"], registry=registry
         )
-        #: Called for each topic that another instance has claimed; None: no call.
+        #: Called for each topic that another instance has claimed; None for no call.
         self.on_deposed: Callable[[], None] | None = None
         self._deposed = Counter(
             "plainsong_topics_deposed_total",
@@ -273,7 +273,7 @@ class Metrics:
         self._conflicts.inc()
 
     def transactions_crashed(self) -> None:
-        """Count a fall of the transaction service."""
+        """Count a crash of the transaction service."""
         self._service_crashes.inc()
 
     # --- actors.observe.Observer ---------------------------------------------------------------
@@ -293,7 +293,7 @@ class Metrics:
             self._producer_events.labels(event).inc(count)
 
     def fell(self, name: TopicName, error: BaseException) -> None:
-        """Count a fall of an actor."""
+        """Count a crash of an actor."""
         del name, error
         self._crashes.inc()
 

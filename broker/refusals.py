@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 #: Refusals of one kind within this time are one record.
 GATHER_S = 10.0
-#: Kinds kept for all names together, and the same number for all networks. Beyond, records are lost, and counted.
+#: Kinds kept for all names together, and the same number for all networks. Beyond that, records are lost, and counted.
 MAX_KINDS = 10_000
-#: Waiting records of one name; its further refusals, for whatever target, are one record.
+#: Waiting records of one name; its further refusals, whatever their targets, are one record.
 WAITING_EACH = 15
 EVERYTHING_ELSE = "*"
-#: Kinds of repeated changes that are counted for one name; beyond, each change is a record.
+#: Kinds of repeated changes that are counted for one name; beyond that, each change is a record.
 MAX_CHANGES_EACH = 1_000
 
 

@@ -1,4 +1,4 @@
-"""SIGHUP: everything that was read from files checks them at once."""
+"""SIGHUP: all components that read files check them at once."""
 
 from __future__ import annotations
 

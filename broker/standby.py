@@ -177,7 +177,7 @@ async def run_standby(config: Config, announce: Callable[[Sequence[str]], None],
         nursery.start_soon(follow)
         metrics = Metrics(VERSION)
         add_standby_gauges(metrics, standby)
-        # Its last answer tells a client that the take-over has succeeded.
+        # Its last answer reports to a client that the take-over has succeeded.
         await _serve(config, standby, metrics, announce, ended, certificates_of(config))
         nursery.cancel_scope.cancel()
     return has_taken_over

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Maximum size of a message's row in addition to the message: attributes, a routing key, its producer and segment.
 MESSAGE_MARGIN_BYTES = 64 << 10
-#: A change set's keys may take this fraction of a row; each has its length in front.
+#: A change set's keys may take this fraction of a row; each key is preceded by its length.
 CHANGES_PART = 2
 
 
@@ -86,7 +86,7 @@ def place_of(config: Config) -> str:
 
 
 def hbase_tls(config: HBaseConfig) -> Callable[[], ssl.SSLContext] | None:
-    """Return what makes the TLS contexts of connections to the gateways; None: no TLS. Raises FileUnusable."""
+    """Return a function that makes TLS contexts of connections to gateways; None for no TLS. Raises FileUnusable."""
     return gateway_tls(config.tls_ca, config.tls_certificate, config.tls_key) if config.tls else None
 
 
@@ -96,7 +96,7 @@ def gateway_tls(
     """Return a function that loads the context of each new connection from the current files; see ``gateway_context``.
 
     Raises:
-      FileUnusable: now. Later an unusable file is an OSError of the connection.
+      FileUnusable: a file cannot be used now. If it becomes unusable later, the connection raises OSError.
     """
     load = partial(gateway_context, ca, certificate, key, named=named)
     load()

@@ -20,7 +20,7 @@ class Notifier:
         # A leading @ means an abstract socket, whose name starts with a zero byte.
         address = environ.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        #: Interval at which to call ``alive``: half of the unit's limit. None: there is no watchdog.
+        #: Interval at which to call ``alive``: half of the unit's limit. None if there is no watchdog.
         self.watchdog_interval_s = _watchdog_interval_s(environ) if self._address else None
 
     def ready(self) -> None:

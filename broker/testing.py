@@ -1,4 +1,4 @@
-"""The daemon under test, by ``plainsong serve --testing SOCKET``: a clock that can be moved, and faults on request.
+"""The daemon under test, started by ``plainsong serve --testing SOCKET``: a movable clock, and faults on request.
 
 Commands arrive on a Unix socket as lines of JSON; each is answered with a line:
 

@@ -634,7 +634,7 @@ async def serve_thrift(
       budget: bounds the memory of frames.
       settings: limits the time for sending an answer.
       reactor: waits for the sockets of connections.
-      tls: returns the context for each new connection; None: no TLS.
+      tls: returns the context for each new connection; None for no TLS.
       descriptors: limits connections by the limit on open files, and records refusals because of it.
       task_status: gets the addresses as ``host:port``.
 

@@ -78,7 +78,7 @@ class Certificates:
         self.now = load(settings, clock(), by_name=by_name)
         #: Number of failed reloads.
         self.failures = 0
-        #: Why the current files cannot be used; None: they are in use.
+        #: Why the current files cannot be used; None if they are in use.
         self.stale: str | None = None
         #: Called with the result of each handshake: ``ok``, ``failed``, ``timeout``, ``plain`` (not TLS at all).
         self.on_handshake: Callable[[str], None] = lambda result: None

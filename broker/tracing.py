@@ -134,7 +134,7 @@ def traced(endpoint: Endpoint, traces: Traces | None) -> Endpoint:
         begun_ns = time.time_ns()
 
         def record(outcome: Answer | Exception) -> None:
-            # Before the answer is sent: else its span could end after the client's, of which it is a part.
+            # Before the answer is sent: otherwise its span could end after the client's span, which contains it.
             ended_ns = time.time_ns()
             answered(outcome)
             if not isinstance(outcome, RequestCancelled):

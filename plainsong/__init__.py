@@ -126,7 +126,7 @@ __all__ = [
 ]
 
 
-#: Modules that are there without an import of their own: ``plainsong.errors.TopicNotFound``.
+#: Modules that are available without a separate import: ``plainsong.errors.TopicNotFound``.
 _MODULES = ("errors",)
 
 
@@ -134,7 +134,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"plainsong.{name}")
     if name == "__version__":
-        # Lazy as the rest: what runs on Spark's executors has the frames alone.
+        # Lazy like the rest: code on Spark's executors has only the frames.
         return import_module("plainsong.protocol.version").VERSION
     home = _HOMES.get(name)
     if home is None:

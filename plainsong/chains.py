@@ -196,7 +196,7 @@ class Verifying:
         if self._stage == "later" and not self._until:
             self._until = page["head"]["id"]
         self._after = page["next"]
-        # A stage ends at the head it started with, whatever is published since. If the page ends with a stored message
+        # A stage ends at the head it started with, whatever is published later. If the page ends with a stored message
         # at the head's position, the entry that covers it is still to come.
         until = _position(self._until or self._head.id)
         if (

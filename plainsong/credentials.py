@@ -38,7 +38,7 @@ class Credentials:
         they have been replaced; new connections then use the new ones.
       insecure: allow sending the token unencrypted to another machine.
     Raises:
-      InvalidParameter: two tokens, a file that cannot be read, or files that are no certificate.
+      InvalidParameter: two tokens, a file that cannot be read, or files that are not a certificate.
     """
 
     def __init__(

@@ -129,7 +129,7 @@ class Lightweight:
     # --- its end -------------------------------------------------------------------------------
 
     def committed(self, receipt: Receipt) -> None:
-        """It is durable."""
+        """Records that it is durable."""
         with self._lock:
             self.receipt = receipt
             self._end("committed")
@@ -153,7 +153,7 @@ class Lightweight:
                 raise NoTransaction(f"the transaction is {self.state}", hint="only an open one can be aborted")
 
     def expire(self, now_s: float) -> bool:
-        """Aborts it if its time is over; whether it did."""
+        """Aborts it if its time is over. Returns True if it did."""
         with self._lock:
             if self.state != "open" or now_s < self.until_s:
                 return False

@@ -1,7 +1,7 @@
-"""Loads modules that the client needs later than at its import.
+"""Loads modules that the client needs only after its import.
 
 An exception that a signal handler raises (Ctrl-C, a time limit by SIGALRM) ends an import in the middle. Some modules
-cannot be loaded again after that, and every later call would fail. Python runs signal handlers in the main thread alone,
+cannot be loaded again after that, and every later call would fail. Python runs signal handlers only in the main thread,
 so another thread does the import.
 """
 

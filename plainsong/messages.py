@@ -211,7 +211,7 @@ def outgoing_request(
 
 
 def own_ttls(ttls_s: Sequence[int | None]) -> Sequence[int | None] | None:
-    """None when no message has a time to live of its own."""
+    """None when no message has its own time to live."""
     return ttls_s if any(ttl is not None for ttl in ttls_s) else None
 
 

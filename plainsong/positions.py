@@ -50,11 +50,11 @@ def now_ms() -> int:
 DEFAULT_PAGE_MESSAGES = 10_000
 
 
-#: What ``start`` and ``until`` take; None is the same as "oldest".
+#: The values of ``start`` and ``until``; None is the same as "oldest".
 Start: TypeAlias = "str | bytes | int | datetime | timedelta | None"
 
 
-#: What ``as_of`` takes: a moment, as a start at a time does.
+#: The values of ``as_of``: a moment, in the forms of a start at a time.
 Moment: TypeAlias = "str | int | datetime | timedelta"
 
 
@@ -450,7 +450,7 @@ class ServerPosition:
     def __init__(self, name: str) -> None:
         self.name = reader_name(name)
         self._known: dict[str, bytes] = {}
-        #: By topic: what was sent since then and may have been taken, since no answer says.
+        #: By topic: the positions sent since then that may have been stored, because no answer arrived.
         self._in_doubt: dict[str, set[bytes]] = {}
 
     def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:

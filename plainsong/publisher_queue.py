@@ -579,7 +579,7 @@ def _dropped(detail: str, in_doubt: bool) -> MessageDropped:
 
 
 class TooSlow(DeadlineExceeded):
-    """A request got no answer in time, nothing of it is stored, and its messages may go in smaller ones; never raised to callers."""
+    """A request got no answer in time, and none of it is stored: smaller ones may succeed. Never raised to callers."""
 
 
 def is_refused_itself(error: PlainsongError) -> bool:

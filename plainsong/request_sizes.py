@@ -21,7 +21,7 @@ class RequestSizes:
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         self._whole = max_messages, max_bytes
-        #: Of topics whose requests have timed out.
+        #: The sizes for topics whose requests have timed out.
         self._reduced: dict[str, _Reduced] = {}
 
     def of(self, topic: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The rules of retries: when to repeat a call, at which URL, and what its failures mean. Pure, but for the clock of ``Places``.
+"""The rules of retries: when to repeat a call, at which URL, and what its failures mean. Only ``Places`` has a clock.
 
 A read is always repeated. A change is repeated if the failed attempt certainly had no effect, or if a second effect
 equals the first.
@@ -209,7 +209,7 @@ OWNER_HEADER = "plainsong-owner"
 MAX_OWNERS = 4096
 
 
-#: An owner is close, or unreachable behind a load balancer; the latter must cost little.
+#: An owner is close, or unreachable behind a load balancer; an unreachable one must cost little.
 OWNER_CONNECT_S = 1.0
 
 

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:7420"
 #: A year. Sockets refuse timeouts much longer than that.
 MAX_S = 366 * 86_400
-#: Long enough for a daemon that is being started by the same script, and too short to leave anyone wondering.
+#: Long enough for a daemon that is being started by the same script, and too short for a person to mind.
 WAIT_FOR_DAEMON_S = 0.5
 #: The minimum rate at which a daemon accepts a body, by default (``http.body_min_bytes_per_s``).
 BODY_MIN_BYTES_PER_S = 16 << 10
 
 
 def upload_s(size: int) -> float:
-    """Return the time beyond that of a small body that a daemon allows for receiving one of ``size`` bytes."""
+    """Return the additional time that a daemon allows for receiving a body of ``size`` bytes instead of a small one."""
     return float(size // BODY_MIN_BYTES_PER_S)
 
 

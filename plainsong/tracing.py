@@ -1,7 +1,7 @@
 """Traces by OpenTelemetry: spans around publishes and polls, and the context of a publish in its messages.
 
-There is nothing to switch on. A program that has set OpenTelemetry up (``plainsong-client[otel]``) has imported its API by
-then; in any other this module never imports it, and a publish pays a look into a dictionary.
+There is nothing to switch on. A program that has set up OpenTelemetry (``plainsong-client[otel]``) has imported its API
+by then; in any other this module never imports it, and a publish costs one dictionary look-up more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOOKED_AT = 1024
 
 
 def is_on() -> bool:
-    """True if the program may have set OpenTelemetry up."""
+    """True if the program may have set up OpenTelemetry."""
     return _API in sys.modules
 
 
@@ -130,13 +130,13 @@ def sending(
 
 
 def stamp(request: PublishRequest) -> None:
-    """Gives messages that are sent later the context of now, unless they have one of their own."""
+    """Gives messages that are sent later the current context, unless they have their own."""
     if is_on():
         carry_trace(request, _context())
 
 
 def stamped(attributes: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """As ``stamp``, of one message's attributes."""
+    """As ``stamp``, for one message's attributes."""
     if not is_on() or (attributes is not None and TRACEPARENT in attributes):
         return attributes
     context = _context()
@@ -152,7 +152,7 @@ def begun_ns() -> int:
 
 
 def received(namespace: str, topic: str, page: Page[Any], begun: int) -> None:
-    """A span ``receive NAMESPACE:TOPIC`` of a poll that brought messages, linked to the publishes that they came from."""
+    """A span ``receive NAMESPACE:TOPIC`` of a poll that returned messages, linked to their publishes."""
     if not begun or not page.messages:
         return
     from opentelemetry.trace import SpanKind
@@ -196,7 +196,7 @@ def _propagator() -> Any:
 
 
 def _context() -> dict[str, str]:
-    """The context of now as headers, or attributes; empty: there is none."""
+    """The current context as headers, or attributes; empty if there is none."""
     carrier: dict[str, str] = {}
     _propagator().inject(carrier)
     return {name: text for name, text in carrier.items() if name in (TRACEPARENT, TRACESTATE)}

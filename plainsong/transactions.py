@@ -149,7 +149,7 @@ class Pruning:
     """The daemon's whole answer."""
 
 
-#: The ``transaction`` of ``publish``: none, one of its own, or one that the caller began (or its write pointer).
+#: The ``transaction`` of ``publish``: none, a separate one, or one that the caller began (or its write pointer).
 Under: TypeAlias = Transaction | int | Literal["own"] | None
 
 
@@ -300,7 +300,7 @@ def invalidate(transaction_id: int) -> Call[TransactionState]:
 
 
 def ended(call: Call[TransactionState]) -> Call[dict[str, Any]]:
-    """The same abort or invalidation, which says what it came to."""
+    """The same abort or invalidation, whose answer reports its effect."""
     request = call.request
     headers = (*request.headers, ("Prefer", "return=representation"))
     return Call(request._replace(headers=headers), effect_of, call.repeat)
@@ -411,9 +411,9 @@ def publish_under(namespace: str, topic: str, request: PublishRequest) -> Call[R
             raise MalformedBody("the response is missing")
         fields = codec.decode_publish_response(answer.body)
         last_id = MessageId(pack_id(fields.end_timestamp_ms, fields.end_sequence_id))
-        # Messages stored earlier precede those of this request, in a row of their own.
+        # Messages stored earlier precede those of this request, in a separate row.
         said = answer.headers.get("plainsong-generation", "")
-        generation = int(said) if said.isascii() and said.isdigit() else 0  # an older daemon does not say it
+        generation = int(said) if said.isascii() and said.isdigit() else 0  # an older daemon does not send it
         if not count:
             return Receipt(None, None, 0, generation)
         return Receipt(earlier(last_id, count - 1), last_id, count, generation)
@@ -446,7 +446,7 @@ def rollback(namespace: str, topic: str, pointer: int) -> Call[None]:
 
 def default_client_id() -> str:
     """The default name of this client in lists of transactions: machine and process."""
-    import platform  # for those who begin a transaction
+    import platform  # needed only to begin a transaction
 
     return f"{platform.node() or 'unknown'}:{os.getpid()}"
 

@@ -169,8 +169,8 @@ class Reads(Protocol):
         """Feed the rows with ``start <= key < stop``, in key order, to ``feed`` until it returns False.
 
         ``feed`` runs off the event loop if the store has threads, so it must not touch the loop's data. It gets lists
-        of one to a thousand rows, of a few MiB at most; a larger row comes alone. Rows written after the scan began may
-        or may not be seen. Exceptions of ``feed`` propagate.
+        of one to a thousand rows, of a few MiB at most; a larger row is alone in its list. Rows written after the scan
+        began may or may not be seen. Exceptions of ``feed`` propagate.
 
         Args:
           reverse: from the last row down.
@@ -219,7 +219,7 @@ class Store(Reads, Protocol):
     async def claim(self, name: TopicName) -> Claim:
         """Become the only writer of a topic; a later claim deposes an earlier one.
 
-        Every owner calls this before it reads the topic's state, also after a failure: if a failed write left the store
+        Every owner calls this before it reads the topic's state, even after a failure: if a failed write left the store
         unusable, this reopens it.
 
         Raises:
@@ -348,7 +348,7 @@ class Store(Reads, Protocol):
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
         """Return the space of removed rows in a range to the disk, as far as the store can.
 
-        May take long, in a thread of its own; readers and writers continue. Raises StoreError.
+        May take long, in a separate thread; readers and writers continue. Raises StoreError.
         """
         ...
 
@@ -426,7 +426,7 @@ GROWTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Rows in lists, each of some ten KiB of values unless it has only one or a few rows."""
+    """Rows in lists, each of about ten KiB of values unless it has only one or a few rows."""
 
     lists: Iterable[Sequence[Row]]
 

@@ -193,7 +193,7 @@ async def survey(store: Store, part: Part, on_rows: Callable[[int], None] = lamb
     """Read a part from start to end.
 
     Args:
-      on_rows: called with the number of rows just read, also from other threads.
+      on_rows: called with the number of rows just read, possibly from other threads.
     Raises:
       StoreError: it could not be read.
     """

@@ -1,7 +1,7 @@
 """Copies one store into another: checks, writes part by part, compares, and resumes after a crash.
 
     look       reads every row of the source once: figures, a digest, the largest row; checks the room in the target
-    write      part by part, some at a time; claims each on both sides, which deposes a daemon that is still running
+    write      part by part, several at a time; claims each on both sides, which deposes a daemon that is still running
     compare    reads the target once: the digests must be equal, or the copy is not complete
     tidy up    removes the rows about the progress of topics; the copy's own row then says that it is done
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class StoresDiffer(StoreError):
-    """The two stores differ: the copy is not complete, or one of them was written since."""
+    """The two stores differ: the copy is not complete, or one of them has been written to since."""
 
     title = "The two stores differ"
 
@@ -322,7 +322,7 @@ def _refuse_other_service(found: Mapping[Part, Figures]) -> None:
 # few, and writing them again is harmless.
 
 
-#: Bounds of a step. A larger row is a step of its own.
+#: Bounds of a step. A larger row is a separate step.
 STEP_ROWS = 10_000
 STEP_BYTES = 4 << 20
 _TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}

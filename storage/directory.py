@@ -184,7 +184,7 @@ _OURS = {
 }
 #: Prefix of a folder with the store of a deposed primary.
 DEPOSED_PREFIX = "deposed-"
-#: What ``empty_store`` removes. FORMAT is last: without it, rows would be taken for damage.
+#: What ``empty_store`` removes. FORMAT is last: rows without it would count as damage.
 _OF_A_STORE = (METADATA_NAME, VOLUMES_NAME, ROWS_NAME, "scrub.json", "last-backup.json", FORMAT_NAME)
 _MAX_HOLDER_BYTES = 4096
 
@@ -246,7 +246,7 @@ class DataDirectory:
     def close(self) -> None:
         """Release the directory. Idempotent."""
         if self.lock >= 0:
-            # The file stays: removing it would let two processes lock two files of one name.
+            # The file stays: removing it would let two processes lock two files of the same name.
             with suppress(OSError):
                 os.ftruncate(self.lock, 0)
             os.close(self.lock)

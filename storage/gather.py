@@ -14,7 +14,7 @@ _MAX_CONCURRENT = 8
 
 
 async def gather(calls: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Run all calls, some at a time. Raises the first error; the other calls are cancelled."""
+    """Run all calls, a few at a time. Raises the first error; the other calls are cancelled."""
     waiting = list(calls)
     if len(waiting) == 1:
         await waiting[0]()

@@ -38,7 +38,7 @@ AS_OF = ("as_of_too_old",)
 EXAMPLE_POINTER = 1_700_000_000_000_000_000
 
 # Rights, where any one of several verbs is sufficient.
-#: Any verb on a topic but ``transact`` allows reading its statistics.
+#: Any verb on a topic except ``transact`` allows reading its statistics.
 LOOK: tuple[Verb, ...] = ("inspect", "poll", "publish", "admin", "operate")
 
 
@@ -80,7 +80,7 @@ def nullable(schema: Schema) -> Schema:
 
 
 def record(required: str = "", /, **fields: Schema) -> Schema:
-    """Describe an object of exactly these fields; ``required`` lists names separated by blanks."""
+    """Describe an object of exactly these fields; ``required`` lists names separated by spaces."""
     made: Schema = {"type": "object", "properties": fields, "additionalProperties": False}
     return {**made, "required": required.split()} if required else made
 

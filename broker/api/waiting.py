@@ -132,8 +132,8 @@ def _parked(guard: Guard, endpoint: Endpoint, request: Request) -> Callable[[], 
 def refusals_recorded(endpoint: Endpoint, guard: Guard, *, recorded: bool = False) -> Endpoint:
     """Wrap a route: refusals made by its handler are recorded, whichever instance made them.
 
-    Only the owner knows who began a transaction, and how many a name has open. Refusals by route and path alone were
-    recorded by the guard.
+    Only the owner stores who began a transaction, and how many a name has open. Refusals that depend only on route and
+    path were recorded by the guard.
 
     Args:
       recorded: the audit records the request itself, whatever its outcome.
@@ -274,7 +274,7 @@ class _Events:
         guard.hold(self._hold)
 
     def _end(self, problem: PlainsongError) -> None:
-        del problem  # also in the hold
+        del problem  # ``self._hold`` has it too
         if self._waiting is not None:
             self._waiting.cancel()
 

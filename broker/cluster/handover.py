@@ -5,7 +5,7 @@ A rebalance raises or lowers the number of slices in which this instance takes p
 entered, undrained   0 ─► 1 ─► … ─► 64      before the next step, the others release what is ours now, and we open it
 leaving, drained    64 ─► … ─► 0            before the next step, the next owners open what was ours
 
-It is a single step if no other instance can take or give, and when the time for a shutdown is up
+All is done in a single step if no other instance can take or give, and when the time for a shutdown is up
 (``broker.cluster.join``).
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Time limit for a step to complete; then the next one is made regardless.
 STEP_S = 6.0
-#: The pause before a step is repeated that ZooKeeper did not record.
+#: The pause before repeating a step that ZooKeeper did not record.
 RETRY_S = 0.5
 
 

@@ -58,7 +58,7 @@ async def find_others(config: Config, nursery: trio.Nursery) -> Membership | Non
 
 
 def instance_of(config: Config) -> str:
-    """Return this instance's name: ``cluster.instance``, or one made of its host and port."""
+    """Return this instance's name: ``cluster.instance``, or one derived from its host and port."""
     if config.cluster.instance:
         return config.cluster.instance
     address = advertised(config)

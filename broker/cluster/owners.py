@@ -97,7 +97,7 @@ class Owners:
         repeatable: bool,
         patience_s: Callable[[], float] = lambda: PATIENCE_S,
     ) -> A:
-        """Run ``local`` if this instance owns the name, else ``remote`` over a link to its owner; retry without one.
+        """Run ``local`` if this instance owns the name, else ``remote`` over a link to its owner, once there is one.
 
         Args:
           local, remote: receive the milliseconds that the request has already waited.
@@ -107,7 +107,7 @@ class Owners:
           patience_s: returns how long to search for an owner; called once there was none.
         Raises:
           NoOwner: no owner was found in time; nothing happened.
-          OutcomeUnknown: the link broke before the answer came.
+          OutcomeUnknown: the link broke before the answer arrived.
           PlainsongError: as ``local`` and ``remote`` raise it.
         """
         begun_s = trio.current_time()
@@ -160,7 +160,8 @@ class Owners:
         """Run ``call`` once, on the link to the instance that owns these names.
 
         Raises:
-          LinkBroken: there is no link to it, or the link broke; if ``repeatable``, also when it lost one of the names.
+          LinkBroken: there is no link to it, or the link broke; if ``repeatable``, also because the instance lost one
+            of the names.
           NoOwner: it is shutting down, and another instance will take over; nothing happened.
           PlainsongError: as ``call`` raises it.
         """

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from broker.link.server import Call, CallHandler, PendingReply
     from plainsong.protocol.names import TopicName
 
-#: The time-out of calls that wait for nothing but the service.
+#: The time-out of calls that wait only for the service.
 ANSWER_S = 5.0
 #: The time for other instances to read a change.
 NOTIFY_S = 2.0
@@ -61,7 +61,7 @@ class LinkedPeer:
     """
 
     def __init__(self, owners: Callable[[], Owners]) -> None:
-        """``owners``: called at each call, since they are created later."""
+        """``owners``: called for each call, because the owners are created later."""
         self._owners = owners
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:

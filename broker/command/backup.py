@@ -55,12 +55,12 @@ _TIMEOUT = click.option(
     show_default=True,
     help="Seconds per request to an object store.",
 )
-#: The beginnings of places that are no folders of this machine.
+#: The beginnings of places that are not folders of this machine.
 _REMOTE = ("s3://", "gs://", "az://")
 _FILE = "file:"
 #: Attempts to read a page whose rows change while it is read, on a store without snapshots.
 _LISTINGS = 20
-#: Compressing keeps a core busy that a daemon on the same machine may need.
+#: Compression occupies a core that a daemon on the same machine may need.
 NICE = 10
 
 
@@ -540,8 +540,8 @@ SKEW_MS = 60_000
 def _present_ms(kept: BackupFolder, given_ms: int | None) -> int:
     """Return a time later than every id assigned so far, for new ids to start from. Raises CommandFailed.
 
-    A clock that is slower than a backup's says nothing about ids assigned since. If it is slow by ``SKEW_MS`` at most,
-    it is assumed not to be further off than that.
+    A clock that is behind a backup's says nothing about ids assigned since. If it is behind by ``SKEW_MS`` at most, it
+    is assumed not to be further off than that.
     """
     present_ms = now_ms() if given_ms is None else given_ms
     cuts, _ = kept.manifests()
@@ -582,7 +582,7 @@ def _refuse_damaged(manifest: Mapping[str, Any], kept: BackupFolder, request: Re
 
 
 def _refuse(folder: str, given: Mapping[str, object]) -> None:
-    """Raise CommandFailed if there are options that a second copy has no use for."""
+    """Raise CommandFailed if there are options that do not apply to a second copy."""
     wrong = [name for name, value in given.items() if value]
     if wrong:
         raise CommandFailed(
@@ -594,7 +594,7 @@ def _refuse(folder: str, given: Mapping[str, object]) -> None:
 
 @contextmanager
 def _said() -> Iterator[None]:
-    """Turn errors of folders and stores into CommandFailed with exit codes; the daemon's pass. Raises CommandFailed."""
+    """Turn errors of folders and stores into CommandFailed with exit codes; those of the daemon pass."""
     try:
         yield
     except BaseException as error:

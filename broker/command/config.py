@@ -67,8 +67,7 @@ def show(
 
 
 def refuse_unusable_files(config: Config) -> None:
-    """Raise CommandFailed if a file that the settings name cannot be used; the error lists all such files, one a
-    line."""
+    """Raise CommandFailed if files that the settings name cannot be used; the error lists them, one per line."""
     problems = problems_of_files(config)
     if len(problems) == 1:
         hint = "it must exist, and not be writable by its group or others"

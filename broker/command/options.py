@@ -55,7 +55,7 @@ def load_settings(file: Path | None, data_dir: str | None, bind: str | None, set
     """Load the settings of a command, from its options and the environment.
 
     Raises:
-      CommandFailed: they cannot be used; the message lists every problem, one a line.
+      CommandFailed: they cannot be used; the message lists every problem, one per line.
     """
     flags: dict[str, object] = {}
     for text in sets:

@@ -1,11 +1,11 @@
 """The settings of the daemon: their names, defaults and bounds, and where each value came from.
 
-A value may come from four places; the later wins:
+A value may come from four places; a later one wins:
 
     the default in its class < the TOML file < the environment < the command line
 
-They are read once, when a command starts, and checked together before anything is opened. After that no code reads a
-file or the environment: ``broker.main`` passes each section to what needs it.
+The settings are read once, when a command starts, and checked together before anything is opened. After that no code
+reads a file or the environment: ``broker.main`` passes each section to what needs it.
 """
 
 from __future__ import annotations

@@ -158,9 +158,9 @@ class ConfigError(Exception):
 # --- cross-field checks ----------------------------------------------------------------------------
 
 
-#: The shortest time of a lease, other than none: a renewal takes a request.
+#: The shortest time of a lease, apart from 0: each renewal takes a request.
 MIN_LEASE_S = 1.0
-#: The first setting must be at least this many times the third; else the fourth text is the consequence.
+#: The first setting must be at least this many times the third; otherwise the fourth is the consequence.
 _AT_LEAST = (
     # A compressed body and its decompressed form are in memory together.
     ("http.max_inflight_bytes", 2, "http.max_body_bytes", "the largest allowed body could never be accepted"),

@@ -189,12 +189,12 @@ class HttpConfig:
 
     @property
     def binds(self) -> list[Bind]:
-        """``bind``, taken apart."""
+        """``bind``, parsed."""
         return parse_binds(self.bind)
 
     @property
     def address(self) -> Address | None:
-        """The first address of ``bind``, by which other machines may reach this one; None: there are only Unix sockets."""
+        """The first address of ``bind``, by which other machines may reach this one; None if all are Unix sockets."""
         return next((bind for bind in self.binds if isinstance(bind, Address)), None)
 
 

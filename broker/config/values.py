@@ -61,7 +61,7 @@ class UnixPath(NamedTuple):
 
 #: A place to listen on.
 Bind: TypeAlias = Address | UnixPath
-#: Prefix that tells a Unix socket's path from an address.
+#: Prefix that distinguishes a Unix socket's path from an address.
 UNIX = "unix:"
 #: The longest path of a Unix socket on Linux.
 MAX_UNIX_PATH_BYTES = 107

@@ -16,7 +16,7 @@ import select
 import signal
 import sys
 
-#: How long it may take to exit after its parent, longer than any sensible grace; then its alarm ends it.
+#: How long it may take to exit after its parent: longer than any sensible grace period. Then an alarm ends it.
 LEAVE_S = 120
 
 
@@ -45,7 +45,8 @@ def watch_parent(handover: int) -> None:
 
 def main() -> None:
     """Run the process."""
-    # Ctrl-C reaches the whole process group, but the parent decides when to exit. First, since loading takes a second.
+    # Ctrl-C reaches the whole process group, but the parent decides when to exit. This comes first, since loading takes
+    # a second.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name, link, handover, *listeners = sys.argv[1:]
     watch_parent(int(handover))

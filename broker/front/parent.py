@@ -1,4 +1,4 @@
-"""The owning process's side of front ends: their sockets and processes, and answers to what they forward.
+"""The owning process's side of front ends: their sockets and processes, and the answers to what they forward.
 
 Each front end has its own sockets on the common address; the kernel distributes connections among them. They listen
 only once all front ends are ready, so that no accepted client has to wait. This process keeps the sockets open when a
@@ -69,7 +69,7 @@ STEADY_S = 10.0
 SILENCE_S = 30.0
 #: The time for last answers of a front end whose link has ended.
 AFTER_LINK_S = 5.0
-#: Time limit for a front end to exit after the grace of a stop.
+#: Time limit for a front end to exit after the grace period of a stop.
 LAST_S = 1.0
 #: The least answer budget of a front end; answers stream through it.
 MIN_ANSWER_BYTES = 4 << 20
@@ -387,7 +387,7 @@ class Answering:
         handler(call, reply)
 
     def flush(self) -> None:
-        """Publish what the batches have; called after the calls that arrived together."""
+        """Publish the contents of the batches; called after the calls that arrived together."""
         self._batches.flush()
 
     async def _changed_tables(self, call: Call) -> Reply:
@@ -527,7 +527,7 @@ class PublishBatches:
             self.flush()
 
     def flush(self) -> None:
-        """Put what has been added."""
+        """Put the publishes that were added."""
         if not self._runs:
             return
         runs, self._runs = self._runs, {}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Answer, Request
     from broker.http.route import Endpoint, Route
 
-#: The route that tells if a topic exists, wherever its owner is.
+#: The route that reports whether a topic exists, wherever its owner is.
 _ASKS_FOR_TOPIC = "get_topic"
 #: The only route whose topic need not exist.
 _CREATES_TOPIC = "create_topic"

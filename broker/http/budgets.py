@@ -62,7 +62,7 @@ class BodyBudget:
     """The memory budget of all request bodies in progress; ``answers`` is the budget of the answers.
 
     A byte counts once it has arrived. So that no client can block the others, requests of up to ``FREE_BYTES`` are
-    always accepted, and those of up to ``SMALL_BODY_BYTES`` have a part of the budget for themselves. When a body does
+    always accepted, and a part of the budget is reserved for those of up to ``SMALL_BODY_BYTES``. When a body does
     not fit, the slowest of the requests that are still arriving, or waiting, give way.
     """
 
@@ -104,7 +104,7 @@ class BodyBudget:
         """Ensure that ``asking`` may grow to ``size`` bytes. Raises Overloaded: there is no room."""
         others = self.reserved_bytes - asking.reserved_bytes
         bound = self.max_bytes
-        if size > SMALL_BODY_BYTES and others:  # alone, a body and its decompressed form may use all
+        if size > SMALL_BODY_BYTES and others:  # without others, a body and its decompressed form may use all
             bound -= self.max_bytes // LAST_PART
         missing_bytes = others + size - bound
         if missing_bytes > 0 and not self._take(asking, missing_bytes):
@@ -290,7 +290,7 @@ async def decoded_body(
 
     Raises:
       UnsupportedMediaType: the coding is neither gzip nor identity.
-      MalformedBody: it is not gzip, breaks off, has too many members, or takes too long.
+      MalformedBody: it is not gzip, is truncated, has too many members, or takes too long.
       BodyTooLarge: it decompresses to more than ``max_body_bytes``, or to more than ``MAX_RATIO`` times its size.
       Overloaded: it decompresses to more than there is room for.
     """
@@ -432,9 +432,9 @@ class MinimumRate:
 class AnswerBudget:
     """The memory budget of all answers until they are sent.
 
-    Small answers, of up to ``SMALL_BYTES``, have the last part of the budget for themselves, and use the rest too. While
-    a large one waits that would fit otherwise, they use the last part alone. When an answer does not fit, readers that
-    have accepted nothing for ``YIELD_S`` are cut off, the longest stalled first.
+    The last part of the budget is reserved for small answers, of up to ``SMALL_BYTES``, which may use the rest too.
+    While a large one waits that would otherwise fit, they use only the last part. When an answer does not fit, readers
+    that have accepted nothing for ``YIELD_S`` are cut off, the longest stalled first.
     """
 
     __slots__ = (
@@ -454,7 +454,7 @@ class AnswerBudget:
         self.max_bytes = max_bytes
         self.patience_s = patience_s
         self.reserved_bytes = 0
-        #: Bytes of large answers, of those that are reserved, and their bound.
+        #: The reserved bytes of large answers, and their bound.
         self._large_bytes = 0
         self._most_large_bytes = max_bytes - max_bytes // LAST_PART
         #: Number of requests refused for lack of room, and of readers cut off to make room.
@@ -615,7 +615,7 @@ class AnswerReservation:
         return True
 
     def must_have(self, size: int) -> None:
-        """Resize the share to ``size`` bytes without a check, for an answer that cannot be refused any more."""
+        """Resize the share to ``size`` bytes without a check, for an answer that can no longer be refused."""
         self._budget.resize(self.reserved_bytes, size)
         self.reserved_bytes = size
 

@@ -2,7 +2,7 @@
 
 A publish costs little more than its system calls: a stream object, or a time-out scope per request, would be a large
 part of that. One cancel scope lasts as long as the connection; its deadline is that of the current phase: resting,
-reading a head, handling (none), sending.
+reading a head, handling (no deadline), sending.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Owner(Protocol):
 
     @property
     def is_reading(self) -> bool:
-        """True if a request is being answered whose answer depends on the client's presence, and its body is read."""
+        """True if a request is being answered whose answer depends on the client's presence, and its body was read."""
 
     def gathered(self) -> None:
         """Stop waiting for the rest of a body without the task."""
@@ -173,7 +173,7 @@ class Connection:
         return self._input is Input.ENDED
 
     def addresses(self) -> tuple[tuple[str, int] | None, tuple[str, int | None] | None]:
-        """Those of both ends, as ASGI writes them; None for a client that has reset the connection."""
+        """The addresses of both ends, as ASGI writes them; None for a client that has reset the connection."""
         sock = self._sock.socket if isinstance(self._sock, TlsSocket) else self._sock
         if sock.family == socket.AF_UNIX:
             return None, (sock.getsockname(), None)
@@ -251,7 +251,7 @@ class Connection:
     def _have_read(self, size: int, wanted_bytes: int) -> None:
         """Note the size of a read: after a short one, the socket is empty.
 
-        The end of input, if it follows, came with the same edge or triggers one of its own.
+        The end of input, if it follows, came with the same edge or triggers another one.
         """
         if self._input is not Input.THE_LAST:
             sock = self._sock
@@ -382,7 +382,7 @@ class Connection:
                 await self.receive()
 
     def end_on_close(self, send_timeout_s: float) -> None:
-        """Let closing deliver what the kernel holds for the client, which it keeps for ``send_timeout_s`` at most."""
+        """Let the kernel deliver after a close what it holds for the client, for ``send_timeout_s`` at most."""
         with suppress(OSError):  # such as ENOTCONN, or a Unix socket, which has no such option
             self._sock.shutdown(socket.SHUT_WR)
             sent_by_ms = struct.pack("I", max(1, int(min(send_timeout_s, MAX_USER_TIMEOUT_S) * 1000)))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 M = TypeVar("M")
-#: Resolution of time-outs, but for shorter ones: a member may expire this much later.
+#: Resolution of time-outs, except shorter ones: a member may expire this much later.
 LATE_S = 0.1
 #: Number of members that expire in one turn of the event loop: thousands may be due at once, and each may wake a task.
 EXPIRED_AT_ONCE = 8

@@ -68,14 +68,14 @@ class Exchange:
     def __init__(self, scope: Any, budget: BodyBudget, settings: HttpConfig) -> None:
         self.minimum_rate = MinimumRate(settings)
         self.headers = joined(scope["headers"])
-        #: The client's id if it is sane, else a new one.
+        #: The client's id if it is sane, otherwise a new one.
         self.request_id = sane_request_id(self.headers.get("x-request-id")) or new_request_id()
         #: The body's share of the budget, until the application has answered.
         self.reservation: Reservation = budget.reserve()
         #: The answer's share of the budget, until it is sent.
         self.room: AnswerReservation = budget.answers.room()
         self.intake = Intake(self.reservation, settings)
-        #: Number of events with hardly any body.
+        #: Number of events with almost no body.
         self.tiny_events = 0
         self.body_ended = trio.Event()
         #: Set when a view reads the body.
@@ -163,7 +163,7 @@ class Gate:
             except PlainsongError as error:
                 exchange.refusal = exchange.refusal or error
             finally:
-                exchange.receiving -= 1  # also if the application gave up waiting: ``_linger`` then reads the rest
+                exchange.receiving -= 1  # even if the application gave up waiting: ``_linger`` then reads the rest
             if exchange.refusal is not None:
                 attempt.cancel()
                 await trio.sleep_forever()

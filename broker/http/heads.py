@@ -217,7 +217,7 @@ class PlainHead:
 
     method: str
     target: bytes
-    """It begins with a slash, or is ``*``: the scheme and the host that a proxy's client wrote before it are cut off."""
+    """It begins with a slash, or is ``*``: a scheme and host before it, as sent to proxies, are removed."""
     version: str
     pairs: list[tuple[bytes, bytes]]
     """The headers as they were sent, with lower-case names; ``host`` is the target's where that names one."""

@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection: requests in sequence, answered by handlers or by the application, and upgrades.
 
 A hot request that has arrived completely, and whose handler can start without waiting, is answered in the reactor's
-task while the connection's own task sleeps: waking that takes as long as serving the request. The connection's task
-reads, answers and sends everything else.
+task while the connection's own task sleeps: waking that task takes as long as serving the request. The connection's
+task reads, answers and sends everything else.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class Http1Parts:
     """The first bytes of other protocols on the same port."""
     guard: Guard = OPEN
     accounting: Accounting | None = None
-    """For quick routes, whose handlers do not count; None: they are not counted."""
+    """For quick routes, whose handlers do not count; None if they are not counted."""
 
     def hot_head_in(self, raw: bytes, peer: Peer) -> Head | None:
-        """Return the head of a hot request; None if the application answers it, or refuses it, such as a browser's."""
+        """Return the head of a hot request; None if the application answers it, or refuses it (a browser's)."""
         head = hot_head(raw, self.routes) if raw.startswith(self.routes.prefixes) else None
         if head is None or not self.check.is_clear(head.headers, peer):
             return None
@@ -142,9 +142,9 @@ class Http1:
         self._parts = parts
         self._connection = Connection(sock, self, parts.reactor, parts.budget, parts.settings, peer)
         self._last = _NO_HEAD
-        #: The deadline for the first head: an unauthenticated client may hold a connection no longer.
+        #: The deadline for the first head: an unauthenticated client may not hold a connection for longer.
         self._head_due_s = trio.current_time() + parts.settings.header_timeout_s if parts.guard.required else inf
-        #: True if an empty line before the next head was skipped: RFC 9112, section 2.2, asks for patience with one.
+        #: True if an empty line before the next head was skipped: RFC 9112, section 2.2, asks servers to ignore one.
         self._has_skipped = False
         #: True until the first request: then a connection may still turn out to speak something else.
         self._is_new = True
@@ -195,7 +195,7 @@ class Http1:
             connection.room.release()
         if connection.was_resting:
             connection.end_on_close(self._parts.settings.send_timeout_s)
-        else:  # an answer broke off, or a time-out, a client that left, or the end of a stop's grace
+        else:  # an answer was cut off, a time-out passed, the client left, or a stop's grace period ended
             connection.reset_on_close()
         return None
 
@@ -214,7 +214,7 @@ class Http1:
 
     @property
     def is_reading(self) -> bool:
-        """True while the client's end ends a wait: of a read-only request without the task, or of ``_watch``."""
+        """True while a wait ends if the client leaves: of a read-only request without the task, or of ``_watch``."""
         if self._connection.state is not State.ANSWERING:
             return self._on_end is not None
         head = self._last.head
@@ -333,7 +333,7 @@ class Http1:
         self._parts.reactor.gathering.drop(self._connection)
 
     def _cut_head(self, pending: bytes) -> Head | None:
-        """Return the head at the start of ``pending``, and cache it; None: it is incomplete, or not hot."""
+        """Return the head at the start of ``pending``, and cache it; None if it is incomplete, or not hot."""
         end = pending.find(b"\r\n\r\n") + 4
         if not 4 <= end <= MAX_HEAD_BYTES:
             return None
@@ -420,7 +420,7 @@ class Http1:
     # --- heads ------------------------------------------------------------------------------------
 
     async def _read_head(self) -> Head | PlainHead | bytes | None:
-        """Return the next head, removed from ``pending``; None: there is none; bytes: the start of another protocol.
+        """Return the next head, removed from ``pending``; None if there is none; bytes for another protocol.
 
         Raises:
           HeadRefused: it is not a valid head.

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Size of one read of a large body.
 BODY_RECEIVE_BYTES = 256 << 10
-#: A client that waits for leave to send more than this is not asked for it only to keep the connection.
+#: A client that waits for 100 Continue with a body larger than this is not asked to send it just to keep the
+#: connection.
 MAX_DROPPED_BYTES = 64 << 10
-#: Chunks that are taken apart in one slice of long work: under a millisecond.
+#: Chunks that are parsed in one slice of long work: under a millisecond.
 SLICE_CHUNKS = 500
 
 
@@ -134,7 +135,7 @@ class BodyReader:
         """Return the next piece; it is empty only at the end of the body.
 
         Raises:
-          MalformedBody: it breaks off, or is not chunked as it says; each later call raises it again.
+          MalformedBody: it is truncated, or its chunks are malformed; each later call raises it again.
           OSError: the connection is broken.
         """
         if self._failure is not None:
@@ -193,7 +194,7 @@ async def read_body(reader: BodyReader, length: int, held: Reservation, settings
     Raises:
       BodyTooLarge: raised before anything is read, if the announced length is over the bound.
       Overloaded: there is no room for what has arrived, or the body was slow and its room was needed for others.
-      MalformedBody: it breaks off, is too slow, or its chunks are malformed.
+      MalformedBody: it is truncated or too slow, or its chunks are malformed.
     """
     if length > settings.max_body_bytes:
         raise too_large(settings.max_body_bytes)

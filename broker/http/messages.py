@@ -120,7 +120,7 @@ class Request:
     is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """End any wait for the answer, which is no longer wanted. A request that an actor has received still happens."""
+        """End any wait for the answer, which is no longer wanted. What an actor has received still happens."""
         self.is_cancelled = True
         if self.on_cancel is not None:
             self.on_cancel()
@@ -318,7 +318,7 @@ def ends_connection(error: BaseException) -> bool:
 
 
 def only_plain(error: BaseException) -> PlainsongError | None:
-    """Return ``error``, or the one error inside its groups, if it is a ``PlainsongError``; None: it is a bug."""
+    """Return ``error``, or the one error inside its groups, if it is a ``PlainsongError``; None if it is a bug."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error if isinstance(error, PlainsongError) else None
@@ -355,12 +355,12 @@ class Conversation(Protocol):
         """Accept all requests of these messages; wait while too much is in progress (backpressure).
 
         Raises:
-          MalformedBody: something cannot be read; what stood before it has been taken.
+          MalformedBody: something cannot be read; everything before it has been taken.
         """
         ...
 
     async def answers(self) -> bytes | None:
-        """Return the next answers as soon as there are any; None once all are given and no more requests come."""
+        """Return the next answers as soon as there are any; None once all are given and no more requests arrive."""
         ...
 
     def finish(self) -> None:

@@ -1,8 +1,8 @@
 """The Host and Origin checks: they decide which requests of web pages, in a browser on this machine, are served.
 
-A browser sends requests of any page to any address. ``Host`` reveals pages that reached this address under a name of
-their own (DNS rebinding); ``Origin`` and ``Sec-Fetch-Site`` reveal pages of other sites that used the right name.
-Requests that do not come from a browser have neither of the latter, and pass.
+A browser sends requests of any page to any address. ``Host`` reveals pages that reached this address under their own
+name (DNS rebinding); ``Origin`` and ``Sec-Fetch-Site`` reveal pages of other sites that used the right name. Requests
+that do not come from a browser have neither ``Origin`` nor ``Sec-Fetch-Site``, and pass.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class OriginCheck:
     """Decides from the head of a request whether it may be served; runs before all other checks.
 
     Args:
-      hosts: names by which clients may address this daemon; ``*.example.org`` is every name below it. IP addresses,
-        ``localhost`` and names below it are always allowed: rebinding needs a name.
+      hosts: names by which clients may address this daemon; ``*.example.org`` means every name below ``example.org``.
+        IP addresses, ``localhost`` and names below it are always allowed: rebinding needs a name.
       origins: exact origins of pages that may use the daemon, in addition to its own.
     """
 

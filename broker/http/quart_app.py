@@ -291,7 +291,7 @@ def as_response(answer: Answer) -> Response:
 
 def install_errors(app: Quart, settings: HttpConfig) -> None:
     """Make ``app`` answer all errors as problems, and compress the answers of its other routes."""
-    # The gate has bounds and time-outs of its own.
+    # The gate has its own bounds and time-outs.
     app.config.update(
         MAX_CONTENT_LENGTH=None, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None, PROVIDE_AUTOMATIC_OPTIONS=False
     )

@@ -63,7 +63,7 @@ class Route(Generic[S]):
     subject: type[S]
     """The class that has the handler; ``bind`` finds its instance."""
     handler: Callable[[S, Request, Answered], None] | Callable[[S, Request], Awaitable[Answer]]
-    """An ``async def`` runs in a task of its own."""
+    """An ``async def`` runs in its own task."""
     _: KW_ONLY
     owner: Owner | None = None
     """None: any instance answers."""

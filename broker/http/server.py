@@ -1,4 +1,4 @@
-"""The server: accepts connections, serves them by HTTP/1.1, HTTP/2 or as links, and ends them in an orderly way."""
+"""The server: accepts connections, serves them over HTTP/1.1 or HTTP/2 or as links, and ends them in an orderly way."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def serve_http(
       tls: if given, connections to addresses use TLS; those to Unix sockets do not.
       check: of Host and Origin; None: only addresses, ``localhost`` and the daemon's own pages are allowed.
       guard: authenticates and authorizes requests.
-      begin: begins the conversation of a WebSocket; None: there are no WebSockets.
+      begin: begins the conversation of a WebSocket; None if there are no WebSockets.
       peers: receives connections that begin with the preface of a link, and the bytes read so far; None: they are
         refused like any other that is not HTTP.
       accounting: counts and logs answers of quick routes; the application does so for the others.
@@ -202,7 +202,7 @@ class _Server:
     async def _cut_after(self, grace_s: float, connections: trio.Nursery) -> None:
         try:
             await trio.sleep(grace_s)
-        finally:  # also when the caller cancels at the same time
+        finally:  # even when the caller cancels at the same time
             self._application.cut()  # its sends are shielded from cancellation
         connections.cancel_scope.cancel()
 
@@ -387,8 +387,8 @@ class _Application:
     """The application and hypercorn, loaded at the first request that needs them.
 
     Loading both takes as much processor time as the rest of the daemon's start, and a quarter of its memory. A daemon
-    that serves only hot routes never loads them; otherwise a thread loads them while hot requests are answered. A task
-    waits for that, which no client can cancel.
+    that serves only hot routes never loads them; otherwise a thread loads them while hot requests are answered. The
+    wait for that is in a task that no client can cancel.
     """
 
     def __init__(
@@ -406,7 +406,7 @@ class _Application:
         self._stopping = stopping
         self._nursery = nursery
         self._server: Http2Server | None = None
-        #: Set once the loading in progress has succeeded or failed; None: it is not being loaded.
+        #: Set once the loading in progress has succeeded or failed; None if it is not being loaded.
         self._tried: trio.Event | None = None
 
     async def loaded(self) -> Any:

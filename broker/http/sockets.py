@@ -115,7 +115,7 @@ def bind_shared(bind: str, count: int, unix_mode: str = "0660") -> list[list[soc
     process can take the address.
 
     Raises:
-      ValueError, BindFailed: as ``listen_on``; also if the address would be shared with another process.
+      ValueError, BindFailed: as ``listen_on``; or the address would be shared with another process.
     """
     if bind.startswith(UNIX):
         sock = _unix_socket(bind, unix_mode)

@@ -47,7 +47,7 @@ class TlsSocket:
         )
         #: The peer has sent the end of its data, or has closed the connection.
         self.ended = False
-        #: Encrypted bytes that are not sent yet, and how many bytes of the next ``send`` they stand for.
+        #: Encrypted bytes that are not sent yet, and how many bytes of the next ``send`` they represent.
         self._unsent = memoryview(b"")
         self._owed_bytes = 0
 

@@ -160,7 +160,7 @@ class StreamSocket:
 
     def _end_for(self, problem: PlainsongError) -> None:
         """Accept no more messages, since the rights of its name have ended; accepted ones are still answered."""
-        may_return = isinstance(problem, Unavailable)  # such as while the provider's keys are unavailable
+        may_return = isinstance(problem, Unavailable)  # for example while the provider's keys are unavailable
         self._end(CloseReason.TRY_AGAIN_LATER if may_return else CloseReason.POLICY_VIOLATION, problem.code)
 
     def _checked(self, headers: dict[str, str], length: int) -> bytes:
@@ -170,7 +170,7 @@ class StreamSocket:
             raise refusal
         if self._stopping.is_set():
             raise ShuttingDown("the daemon is shutting down")
-        if length:  # else its bytes would be taken for frames
+        if length:  # otherwise its bytes would be read as frames
             raise BadRequest("a request that opens a WebSocket must have no body")
         key = headers.get("sec-websocket-key", "")
         if headers.get("sec-websocket-version") != _VERSION or not key:
@@ -337,7 +337,7 @@ class StreamSocket:
         return self._received_s + settings.keep_alive_s
 
     async def _on_silence(self) -> None:
-        """Act on a deadline: extend it for a client that waits for answers, else close or ping."""
+        """Act on a deadline: extend it for a client that waits for answers, otherwise close or ping."""
         assert self._conversation is not None
         if self._taking or self._conversation.waiting:
             self._received_s = self._since_s = trio.current_time()

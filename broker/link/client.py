@@ -69,7 +69,7 @@ class Link:
         return len(self._waiting)
 
     async def run(self) -> str:
-        """Run the link until it ends. Return why it did; empty if in an orderly way. Pending calls raise LinkBroken."""
+        """Run the link until it ends. Return the reason, empty for an orderly end. Pending calls raise LinkBroken."""
         try:
             self._why = await self._wire.run(self) or "the peer closed the link"
             return self._why
@@ -91,7 +91,7 @@ class Link:
         Args:
           kind, value, body: passed to the peer's dispatch; the value must consist of types of the vocabulary.
           deadline_s: when to stop waiting, on the event loop's clock; the peer receives the remaining time.
-          at_once: write immediately; for a call that no other could share a write with in this turn of the loop.
+          at_once: write immediately; for a call that cannot share a write with another one in this turn of the loop.
         Raises:
           PlainsongError: as the peer raised it. Overloaded also if too much is in progress here: nothing happened.
           LinkBroken: the link ended, or the deadline passed, before the answer arrived.

@@ -200,7 +200,7 @@ def _kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 # --- budgets of answers ----------------------------------------------------------------------------
 #
 # The pieces of an answer are sent as fast as its reader accepts them. Until then it counts against the budget of the
-# instance that made it, and each process on its way holds one window of it. A stalled reader therefore fills no memory
+# instance that made it, and each process on the way holds one window of it. A stalled reader therefore fills no memory
 # on the way, and its time-out takes effect at the instance that made the answer.
 
 
@@ -226,7 +226,7 @@ class BudgetedBody:
         while self._sent >= len(self._whole):
             if self._chunks is None:
                 raise StopAsyncIteration
-            # A block may be a whole page; uncut, it would be held whole by every process on its way.
+            # A block may be a whole page; uncut, it would be held whole by every process on the way.
             self._whole, self._sent = await anext(self._chunks), 0
         piece = self._whole[self._sent : self._sent + PIECE_BYTES]
         self._sent += len(piece)

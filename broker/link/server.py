@@ -91,7 +91,7 @@ async def serve_link(
       already_read: the bytes read from the connection so far, starting with the preface.
       stop: once set, the peer is asked to make no more calls; the link ends when its calls are answered.
       flush: is called after the calls that arrived together have been dispatched.
-      secret: the peer must prove to know it; None: no proof is required.
+      secret: the peer must prove that it has it; None: no proof is required.
       binding: see ``LinkSecret.exchange``.
     """
     async with trio.open_nursery() as nursery:
@@ -144,7 +144,7 @@ class PendingReply:
             self._side.reply(self._number, self._pending, outcome, at_once=at_once)
 
     def run(self, work: Callable[[], Awaitable[Reply]]) -> None:
-        """Answer by what ``work`` returns or raises. It runs in a task, which ends when the caller leaves."""
+        """Answer with what ``work`` returns or raises. It runs in a task, which ends when the caller leaves."""
         if self.is_wanted:
             self._side.run(self._number, self._pending, work)
 

@@ -24,7 +24,7 @@ REQUEST = "request"
 HOT, VIEW = "hot", "view"
 #: The hot routes of 0.1, which it calls verbs. All of them exist under these names in both versions.
 VERBS = frozenset(("publish", "store", "rollback", "poll", "begin", "prepare", "commit", "abort"))
-#: The refusal of an unknown kind ends with these words in both versions, which know it by them: they never change.
+#: The refusal of an unknown kind ends with these words in both versions, which recognize it by them: they never change.
 _UNKNOWN = "is nothing this version answers"
 
 

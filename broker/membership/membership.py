@@ -6,7 +6,7 @@
 
 Every event triggers a read of all nodes. While ZooKeeper is unavailable the last view stays in force, and owners
 continue. Topics that the store reports as claimed by other instances are not claimed back before the view has been read
-again. Safety rests on the store alone.
+again. Safety rests only on the store.
 
 ``broker.cluster.handover`` changes the number of slices in which this instance takes part, step by step.
 """
@@ -142,7 +142,7 @@ class Membership:
 
     @property
     def wanted(self) -> int:
-        """The number of slices that it is to reach, by placement and by its own leaving."""
+        """The target number of slices, which follows from the placement, and from whether this instance leaves."""
         if not self.entered or self.taken_by is not None or self._me.leaving:
             return 0
         if self._me.name not in self._view:

@@ -1,6 +1,6 @@
 """ZooKeeper for the event loop: sessions, small nodes and watches; and the nodes of a cluster.
 
-    away ──► connected ──► away …        the library reconnects by itself, in threads of its own
+    away ──► connected ──► away …        the library reconnects by itself, in its own threads
                  │
                  └── another session     the one before expired: its ephemeral nodes are gone, and so are its watches
 
@@ -77,7 +77,7 @@ class Exists(Exception):
 
 
 class Changed(Exception):
-    """The node has another version than expected, or does not exist any more."""
+    """The node has another version than expected, or no longer exists."""
 
 
 class Node(NamedTuple):
@@ -281,8 +281,9 @@ class ZooKeeper:
 class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # the library has no types
     """Makes the library read all decrypted data of a TLS record.
 
-    A watch's event and the answer that follows may share a record, as a proxy packs them. The library (2.11) reads one
-    of them and then waits for the socket, which has no more data: the answer would be read only after the next ping.
+    A watch's event and the answer that follows may share a record, if a proxy packs them together. The library (2.11)
+    reads one of them and then waits for the socket, which has no more data: the answer would be read only after the
+    next ping.
     """
 
     def select(

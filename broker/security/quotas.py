@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from broker.security.identity import Identity
     from broker.security.peer import ConnectionSlot
 
-#: Buckets that are kept; beyond, full ones are dropped.
+#: Buckets that are kept; beyond that, full ones are dropped.
 MAX_BUCKETS = 100_000
-#: Names whose quotas are cached; the cache is cleared beyond.
+#: Names whose quotas are cached; beyond that, the cache is cleared.
 MAX_NAMES = 10_000
 #: Unit of a limit in ``RateLimit-Policy``; requests by default.
 _UNITS = {"publish_bytes_per_s": "content-bytes", "poll_bytes_per_s": "content-bytes"}

@@ -1,7 +1,7 @@
 """Tokens of this daemon: how they are made and checked, and the file with their hashes. Free of I/O and clocks.
 
 A token has 238 random bits, so a plain SHA-256 and a dictionary are enough; slow hashes are for passwords. Its prefix
-lets scanners find leaked tokens, and its checksum distinguishes a typing error from an unknown token.
+lets scanners find leaked tokens, and its checksum distinguishes a mistyped token from an unknown one.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ Lock = threading.Lock  # never blocks: no task holds it over an await, and Condi
 
 
 def held_here(lock: threading.Lock) -> Callable[[], bool]:
-    """The function that says whether the code that calls it runs inside a ``with`` of the lock, as finalizers can."""
+    """A function that returns True if its caller runs inside a ``with`` of the lock, as finalizers can."""
     return lock.locked
 
 
@@ -168,7 +168,7 @@ async def call_participant(method: Callable[..., Any], *arguments: Any) -> Any:
     return await result if isawaitable(result) else result
 
 
-#: Whether a stream gives up its open requests when an exception leaves its block.
+#: True if a stream gives up its open requests when an exception leaves its block.
 ERRORS_END_STREAMS = True
 
 
@@ -336,7 +336,7 @@ class Pages(Protocol):
         ...
 
     def done_with_message_at_hand(self, now_s: float) -> bool:
-        """Marks the message at hand as finished; whether it is time to save."""
+        """Marks the message at hand as finished. Returns True if it is time to save."""
         ...
 
     async def next_page(self) -> Sequence[Message[Any]] | None:

@@ -24,7 +24,7 @@ class Pool:
     def __init__(self, settings: Settings) -> None:
         self._credentials = settings.credentials
         self._max_connections = settings.max_connections
-        #: By scheme; of Unix sockets by path.
+        #: By scheme; for Unix sockets by path.
         self._pools: dict[str, httpcore2.AsyncConnectionPool] = {}
         #: The TLS context of new connections, and the pools with older ones, from before the files changed.
         self._context: ssl.SSLContext | None = None
@@ -34,7 +34,7 @@ class Pool:
         self._loop: object = None
 
     async def carry(self, send: Send) -> Answer | Failure:
-        """Sends a request and returns its answer; again, once, with a token that has been replaced. Raises Closed."""
+        """Sends a request and returns its answer; sends it once more if its token has been replaced. Raises Closed."""
         token = self._credentials.token
         answer = await self._carry(send)
         if isinstance(answer, Answer) and answer.status == 401 and self._credentials.read_again(token):
@@ -45,7 +45,7 @@ class Pool:
         if self._closed:
             raise Closed("the client is closed")
         if self._loop is not (loop := running_loop()):
-            # The connections' event loop has ended, so they cannot be closed any more.
+            # The connections' event loop has ended, so they can no longer be closed.
             self._loop, self._pools, self._replaced = loop, {}, []
         scheme, path, *_ = place_of(url)
         # Made only for https, since it takes a moment.

@@ -110,7 +110,7 @@ class AsyncSender(Generic[W, G]):
         #: Notified when work is completed and at the close; waited for by callers that need room or an empty queue.
         self.room = Condition(self.lock)
         self.closed = True
-        #: True while it is open and a worker runs: senders check this alone. If it is False, ``make_ready`` says why.
+        #: True while it is open and a worker runs: senders check only this. If it is False, ``make_ready`` says why.
         self.ready = False
         self.workers = Workers(name)
         self._work = Condition(self.lock)
@@ -395,7 +395,7 @@ class AsyncBuffered(Generic[Q, F]):
         if not self._take_now(topic, entry):
             await self._take_when_there_is_room(topic, entry)
         if not self._opened.pending % MESSAGES_PER_YIELD:  # async only
-            await let_others_run()  # else a caller's loop that never waits would starve the sender
+            await let_others_run()  # otherwise a caller's loop that never waits would starve the sender
 
     def _take_now(self, topic: str, entry: Entry[F]) -> bool:
         """Takes messages, or drops them if no thread can be started to send them. False: there is no room.

@@ -84,7 +84,7 @@ class Enlisted(Protocol):
 
 
 class AsyncTransactionClient(Protocol):
-    """What a transaction needs of its client: an ``AsyncClient``."""
+    """The methods of its client that a transaction uses: an ``AsyncClient``."""
 
     @property
     def _channel(self) -> AsyncChannel: ...
@@ -191,7 +191,7 @@ class AsyncTransactionContext:
         self._participants = list(once.values())
         self._readers: list[Enlisted] = []
         self._under_way: Transaction | None = None
-        #: Whether the commit has been sent: an interruption must not undo from then on.
+        #: True once the commit has been sent: an interruption must not undo from then on.
         self._deciding = False
         #: How the last one ended; None before the first, and while one is under way.
         self._state: TransactionState | None = None
@@ -425,7 +425,7 @@ class AsyncTransactionContext:
         for member in started:
             try:
                 await member.abandon_tx()
-            except Exception as failed:  # noqa: BLE001 - the failed start is what is raised
+            except Exception as failed:  # noqa: BLE001 - the failed start is raised instead
                 raised.add_note(f"{member.name} did not end its part: {failed!r}")
         try:
             self._state = await self._channel.call(service.abort(transaction.id), self._undo_s)
@@ -651,7 +651,7 @@ async def begun(
 async def publish_in_one(
     client: AsyncTransactionClient, topic: str, messages: Any, *, ttl_s: int | None, serializer: SerializerLike
 ) -> Receipt:
-    """Publishes in a transaction of its own. Raises as a commit."""
+    """Publishes in a separate transaction. Raises as a commit."""
     if not as_list(messages):
         raise NoMessages("the list is empty")
     context = AsyncTransactionContext(client)

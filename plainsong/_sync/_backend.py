@@ -41,7 +41,7 @@ TaskLock = threading.RLock
 
 
 def held_here(lock: threading.RLock) -> Callable[[], bool]:
-    """The function that says whether the calling thread holds the lock."""
+    """A function that returns True if the calling thread holds the lock."""
     return lock._is_owned  # type: ignore[attr-defined,no-any-return] # threading.Condition uses it too
 
 
@@ -52,11 +52,11 @@ class SendLock:
         self._lock = threading.Lock()
 
     def acquire(self, timeout_s: float | None = None) -> bool:
-        """Whether it was acquired within ``timeout_s``; None: no limit."""
+        """True if it was acquired within ``timeout_s``; None: no limit."""
         return self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
 
     def acquire_nowait(self) -> bool:
-        """Whether it was free."""
+        """True if it was free."""
         return self._lock.acquire(blocking=False)
 
     def release(self) -> None:
@@ -91,12 +91,12 @@ def call_participant(method: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
-#: Whether a stream gives up its open requests when an exception leaves its block.
+#: True if a stream gives up its open requests when an exception leaves its block.
 ERRORS_END_STREAMS = False
 
 
 def gives_up_after(kind: type[BaseException]) -> bool:
-    """Whether a block left by this exception sends nothing more: never."""
+    """True if a block left by this exception sends nothing more: never."""
     return False
 
 
@@ -217,7 +217,7 @@ class ReaderStop:
 
     def __init__(self) -> None:
         self.is_set = False
-        """Whether ``set`` was called."""
+        """True once ``set`` was called."""
         # Free once it is set. An Event has a lock inside, which a signal handler would wait for.
         self._ended = allocate_lock()
         self._ended.acquire()
@@ -263,7 +263,7 @@ class Pages(Protocol):
     is_inside: bool
 
     def is_time_up(self) -> bool:
-        """Whether its transaction has no time left for reading."""
+        """True if its transaction has no time left for reading."""
         ...
 
     def done_with_message_at_hand(self, now_s: float) -> bool:
@@ -326,7 +326,7 @@ def _all_inside(reading: Pages) -> Generator[Message[Any], None, None]:
 
 
 def is_running(messages: Generator[Message[Any], None, None]) -> bool:
-    """Whether a thread is within the generator, so that it cannot be closed."""
+    """True if a thread is within the generator, so that it cannot be closed."""
     return getgeneratorstate(messages) == GEN_RUNNING
 
 

@@ -125,7 +125,7 @@ class Administration:
             current, etag = self._channel.call(calls.describe_topic_state(self.namespace, topic))
             given = calls.changed_properties(current, changes)
             if tries and not calls.is_changed(current, given):
-                break  # its answer was lost, and the second attempt met what the first had done
+                break  # its answer was lost, and the second attempt found the effect of the first
             try:
                 return self._channel.call(calls.set_properties(self.namespace, topic, given, etag))
             except PreconditionFailed:

@@ -1,10 +1,11 @@
 # Written by scripts/unasync.py from plainsong/_async/delivery.py: change that, and run it (make sync).
 """Delivers one request of a producer: it is stored once, or certainly not, or the client reports an unknown outcome.
 
-A request with an unknown outcome is never just sent again. The delivery first queries the producer's state: if another
-client has opened the name since, it gives up rather than fence that client off. If the state proves that the request was
-stored, it is done. Otherwise it opens a new session, so that the old request can no longer take effect, and checks
-the state again; if that proves nothing, it sends the same request under the new epoch, and the daemon deduplicates it.
+A request with an unknown outcome is never simply sent again. The delivery first queries the producer's state: if
+another client has opened the name since, it gives up rather than fence that client off. If the state proves that the
+request was stored, it is done. Otherwise it opens a new session, so that the old request can no longer take effect, and
+checks the state again; if that proves nothing, it sends the same request under the new epoch, and the daemon
+deduplicates it.
 """
 
 from __future__ import annotations

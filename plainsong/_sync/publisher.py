@@ -109,7 +109,7 @@ class Sender(Generic[W, G]):
         #: Notified when work is completed and at the close; waited for by callers that need room or an empty queue.
         self.room = Condition(self.lock)
         self.closed = True
-        #: True while it is open and a worker runs: senders check this alone. If it is False, ``make_ready`` says why.
+        #: True while it is open and a worker runs: senders check only this. If it is False, ``make_ready`` says why.
         self.ready = False
         self.workers = Workers(name)
         self._work = Condition(self.lock)

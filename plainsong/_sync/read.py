@@ -299,7 +299,7 @@ class Reading:
             tracks.append(Track(origin, at, until))
         if position is not None and first:
             run_blocking(position.save, daemon, first)
-        # Only now: what an error or the time of ``get`` cut off is done again, and a topic that stood here twice would
+        # Only now: work that an error or the time of ``get`` cut off is repeated, and a topic that was here twice would
         # be delivered twice.
         self._turns.extend(tracks)
 

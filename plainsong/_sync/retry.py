@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("plainsong.client")
 
-#: How long to ask who decides transactions.
+#: Time limit for asking which service decides transactions.
 SERVICE_S = 5.0
 
 
@@ -205,7 +205,8 @@ class Channel:
         """The answer to a read with this isolation. None: committed where the daemon can tell, else uncommitted.
 
         Raises:
-          as ``call``; TransactionsUnavailable: an explicit ``committed`` cannot be served, or the service is away.
+          as ``call``; TransactionsUnavailable: an explicit ``committed`` cannot be served, or the service is
+            unavailable.
         """
         if isolation is not None:
             return self.call(make(isolation), deadline_s)
@@ -217,7 +218,7 @@ class Channel:
                 service = self._transaction_service()
                 if service not in ("off", "tephra"):
                     if self.endless or not self.settings.retry:
-                        raise  # a reader that follows has a patience of its own
+                        raise  # a reader that follows has its own patience
                     return self.call(waiting_for_service(make("committed")), deadline_s)
                 if not places.said_uncommitted:
                     places.said_uncommitted = True

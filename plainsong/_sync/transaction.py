@@ -85,7 +85,7 @@ class Enlisted(Protocol):
 
 
 class TransactionClient(Protocol):
-    """What a transaction needs of its client: an ``Client``."""
+    """The methods of its client that a transaction uses: an ``Client``."""
 
     @property
     def _channel(self) -> Channel: ...
@@ -191,7 +191,7 @@ class TransactionContext:
         self._participants = list(once.values())
         self._readers: list[Enlisted] = []
         self._under_way: Transaction | None = None
-        #: Whether the commit has been sent: an interruption must not undo from then on.
+        #: True once the commit has been sent: an interruption must not undo from then on.
         self._deciding = False
         #: How the last one ended; None before the first, and while one is under way.
         self._state: TransactionState | None = None
@@ -423,7 +423,7 @@ class TransactionContext:
         for member in started:
             try:
                 member.abandon_tx()
-            except Exception as failed:  # noqa: BLE001 - the failed start is what is raised
+            except Exception as failed:  # noqa: BLE001 - the failed start is raised instead
                 raised.add_note(f"{member.name} did not end its part: {failed!r}")
         try:
             self._state = self._channel.call(service.abort(transaction.id), self._undo_s)
@@ -647,7 +647,7 @@ def begun(channel: Channel, kind: TransactionKind, timeout_s: int | None, client
 def publish_in_one(
     client: TransactionClient, topic: str, messages: Any, *, ttl_s: int | None, serializer: SerializerLike
 ) -> Receipt:
-    """Publishes in a transaction of its own. Raises as a commit."""
+    """Publishes in a separate transaction. Raises as a commit."""
     if not as_list(messages):
         raise NoMessages("the list is empty")
     context = TransactionContext(client)

@@ -2,7 +2,7 @@
 """The messages of a transaction: a member that buffers them in bounded memory and publishes them at the commit.
 
 Messages beyond the bound are *stored* with the daemon under the transaction's pointer, invisible to readers, so a
-transaction may have any number. Each store is a segment of its own. A store without an answer is repeated as another
+transaction may have any number. Each store is a separate segment. A store without an answer is repeated as another
 segment, and only acknowledged segments are published: a transaction of hours survives a restart of the daemon. The
 commit sends one publish for each topic: of its messages, or, if some were stored, of its segments after storing the
 rest, which is idempotent and may be repeated. The order is that of the calls. A rollback names only the pointer, so it
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from plainsong.messages import Receipt
     from plainsong.transactions import BufferBounds, Transaction
 
-#: Memory of a buffered message besides its payload.
+#: Memory of a buffered message in addition to its payload.
 ITEM_BYTES = 100
 
 
@@ -93,7 +93,7 @@ class TransactionMessages:
     # --- buffering ------------------------------------------------------------------------------
 
     def take(self, topic: str, request: PublishRequest) -> bool:
-        """Buffers messages; whether the caller must call ``spill``. Raises NoTransaction."""
+        """Buffers messages. Returns True if the caller must call ``spill``. Raises NoTransaction."""
         if self._transaction is None:
             raise NoTransaction("there is no transaction to publish under", hint="begin one first")
         tracing.stamp(request)
@@ -253,7 +253,7 @@ class TransactionMessages:
             try:
                 self._roll_back(topic, pointer)
             except TopicNotFound:
-                continue  # nothing is there
+                continue  # nothing is stored there
             except PlainsongError as error:
                 first = first or error
                 if isinstance(error, (ConnectFailed, ConnectionLost, DeadlineExceeded)):

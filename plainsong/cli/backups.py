@@ -44,7 +44,7 @@ class HeldCut:
         return self._send("GET", f"{self._path}/objects/{name}").body
 
     def end(self, *, complete: bool) -> None:
-        """Let the daemon let go of it, and say whether the backup is complete."""
+        """Have the daemon release it, and report whether the backup is complete."""
         self._json("DELETE", self._path + ("?complete=true" if complete else ""))
 
     def _json(self, method: str, rest: str, *, repeat: bool = True) -> Any:

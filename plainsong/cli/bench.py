@@ -1,4 +1,4 @@
-"""The verb `bench`: measures a daemon for some seconds in a topic of its own, which is deleted afterwards."""
+"""The verb `bench`: measures a daemon for some seconds in a separate topic, which is deleted afterwards."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Measured:
 
     @property
     def per_second(self) -> float:
-        """Messages a second."""
+        """Messages per second."""
         return self.messages / self.took_s if self.took_s else 0.0
 
     def quantile_s(self, share: float) -> float:

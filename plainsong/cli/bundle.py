@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from plainsong.cli.ping import Ask
 
 MAX_LOG_LINES = 10_000
-#: Of one part; more is cut.
+#: Bytes of one part; the rest is cut.
 MAX_PART_BYTES = 32 << 20
 #: Topics whose names are looked up, to be replaced.
 MAX_NAMES = 100_000
@@ -45,13 +45,13 @@ TIMEOUT_S = 15.0
 CONTENTS = "CONTENTS.txt"
 
 _SECRETS = (
-    # Tokens of ours, JSON Web Tokens, secrets of webhooks; what an Authorization header carries; private keys.
+    # Our tokens, JSON Web Tokens, secrets of webhooks; the content of an Authorization header; private keys.
     (re.compile(r"psg_[0-9A-Za-z]+"), "psg_***"),
     (re.compile(r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]*)?"), "eyJ***"),
     (re.compile(r"whsec_[A-Za-z0-9+/=]+"), "whsec_***"),
     (re.compile(r"(?i)\b(bearer|basic|digest)(\s+)[A-Za-z0-9+/=._~:-]{4,}"), r"\1\2***"),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), "***"),
-    # The user's part of a URL; values of a query that are called like secrets.
+    # The user's part of a URL; values of a query that are named like secrets.
     (re.compile(r"(?<=://)[^/@\s\"']+@"), "***@"),
     (re.compile(r"(?i)([?&](?:access_)?(?:token|key|secret|password)=)[^&\s\"']+"), r"\1***"),
 )
@@ -105,7 +105,7 @@ class Names:
         return text
 
     def replaced_in(self, value: Any) -> Any:
-        """A JSON value with hashes in its texts; what its fields are called stays, unless that is a topic's name."""
+        """A JSON value with hashes in its texts; names of fields stay, unless they are topics' names."""
         if isinstance(value, str):
             return self.replaced(value)
         if isinstance(value, list | tuple):
@@ -129,7 +129,7 @@ class Names:
 
 @dataclass(slots=True)
 class Bundle:
-    """The files of a bundle, and what each has."""
+    """The files of a bundle, and a description of each."""
 
     hides_names: bool
     files: dict[str, tuple[str, bytes]] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Bundle:
         return [f"{name:<{width}}  {says}" for name, (says, _) in self.files.items()]
 
     def write(self, path: Path) -> None:
-        """Write the archive, for its owner alone. Raises CommandFailed: there is such a file, or it cannot be written."""
+        """Write the archive, readable only by its owner. Raises CommandFailed: it exists, or cannot be written."""
         listed = "\n".join(
             [
                 f"A bundle of Plainsong {__version__}, made at {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}.",
@@ -184,10 +184,10 @@ class Bundle:
 
 
 def gather(where: Where, checks: Any, *, config: str | None, log: str | None, hides_names: bool) -> Bundle:
-    """Everything that a bundle has; what cannot be had is said in its place.
+    """Collect the contents of a bundle; if a part is unavailable, the reason takes its place.
 
     Args:
-      checks: what ``doctor`` found.
+      checks: the findings of ``doctor``.
       config: the daemon's settings file.
       log: its log; None: the journal's, where there is one.
     """
@@ -278,7 +278,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _settings(config: str | None) -> Any:
-    """Those of a settings file and of this environment, as the server shows them where it is installed."""
+    """The settings of a file and of this environment, as the server shows them if it is installed."""
     words = [sys.executable, "-m", "plainsong", "config", "show", "--origin", "--json"]
     try:
         ran = _run([*words, *(["--config", config] if config else [])])

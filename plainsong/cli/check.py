@@ -35,7 +35,7 @@ _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 #: Time-out of one request: monitoring systems allow ten seconds for the whole check.
 TIMEOUT_S = 5.0
 DAY_S = 86_400
-#: Kinds of attention items that have limits of their own here.
+#: Kinds of attention items that have their own limits here.
 _OWN_LIMITS = {"held-reader", "old-transaction", "certificate"}
 _LAG = re.compile(r"([a-zA-Z0-9_]+):([a-zA-Z0-9_-]+)/([^=\s]+)=(\d{1,15})\Z")
 #: A sample of Prometheus' text format; label values may contain any characters.
@@ -71,7 +71,7 @@ class Limits:
     transaction_s: int
     certificate_days: int
     backup_s: int | None
-    """The largest acceptable age of the last backup. None: 26 hours, and a store without a backup is no warning."""
+    """The largest acceptable age of the last backup. None: 26 hours, and a store without a backup causes no warning."""
 
 
 @dataclass(slots=True)
@@ -202,7 +202,7 @@ class _Looks:
             self.report.figure("topics", int(shown.get("total", 0)))
 
     def attention(self) -> None:
-        """Report what any instance lists as needing attention, except kinds with limits of their own here."""
+        """Report what any instance lists as needing attention, except kinds that have their own limits here."""
         for each in self._asked("/v1/attention") or ():
             if each.get("kind") in _OWN_LIMITS:
                 continue

@@ -119,7 +119,7 @@ _GIVEN = "plainsong.given"
 
 
 class SharedOption(click.Option):
-    """An option that may stand before its verb too."""
+    """An option that may also precede its verb."""
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
         value, source = super().consume_value(ctx, opts)

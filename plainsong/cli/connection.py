@@ -309,7 +309,7 @@ def where_options(command: F) -> F:
 
 
 def where_options_but_timeout(command: F) -> F:
-    """The same for a verb that has a ``--timeout`` of its own."""
+    """The same for a verb that has its own ``--timeout``."""
     return _with_where(command, has_timeout=False)
 
 

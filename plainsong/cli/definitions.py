@@ -171,7 +171,7 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def _is_of_one_namespace(given: Mapping[str, Any]) -> bool:
-    """True if a file has topics alone, each without a namespace."""
+    """True if a file has only topics, each without a namespace."""
     topics, others = given["topics"], given["namespaces"] or given["pins"]
     return bool(topics) and not others and not any(":" in name for name in topics)
 

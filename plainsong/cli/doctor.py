@@ -172,7 +172,7 @@ def doctor(
     refuses the connection; 3 unknown: wrong arguments, no answer in time, or a
     name that may not inspect the service.
     """
-    # Imported here, so that a health check loads what it needs alone.
+    # Imported here, so that a health check loads only what it needs.
     if check:
         limits = monitoring.Limits(lags, transaction_s, certificate_days, backup_s)
         return monitoring.check_daemons(where, limits, as_json=as_json)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from plainsong.messages import EventKind
 
 KINDS = ("topics", "transactions", "attention", "cluster")
-#: Most open transactions that one event names.
+#: The maximum number of open transactions that one event names.
 MAX_OPEN = 100
 
 

@@ -1,4 +1,4 @@
-"""The examination of `doctor`: what it finds at the daemons and on this machine, and how it reports that."""
+"""The examination of `doctor`: its checks of the daemons and of this machine, and its report."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def examine(where: Where, data_dir: str | None, *, no_daemon: bool) -> Examinati
     store = next((each.store for each in found if each.answers), "")
     directory = None
     trust: Trust | None = None
-    # HBase keeps its data on no disk of the daemon's.
+    # HBase keeps no data on the daemon's disk.
     if data_dir is not None or no_daemon or (_is_local(where) and store != "hbase"):
         told = data_dir or os.environ.get(DATA_DIR)
         running = None if told or no_daemon else directory_of_daemon(where.urls)
@@ -198,7 +198,7 @@ def look_at_times(where: Where) -> list[Finding]:
 
 
 def look_at_copy(where: Where) -> list[Finding]:
-    """Says how far the second copy of the store is, and how long its object store takes for a write."""
+    """Reports how far the second copy of the store is, and how long its object store takes for a write."""
     try:
         with where.client() as client:
             found = run_call(client, calls.replication())

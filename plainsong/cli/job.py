@@ -1,4 +1,4 @@
-"""A job: a command that runs for long, and tells people and programs how far it has come and how it ended.
+"""A job: a long-running command that reports its progress, and how it ended, to people and programs.
 
 The jobs of the pipeline on Spark and the daemon's own ``maintain`` share this, and so have the same options, events,
 metrics and exit codes; docs/pipeline.md describes them.
@@ -48,7 +48,7 @@ PROGRESS_EVERY_S = 0.25
 class JobProgress:
     """Reports one run.
 
-    With ``as_json`` it writes JSON objects to standard output, one a line:
+    With ``as_json`` it writes JSON objects to standard output, one per line:
     ``{"event": …, "job": …, "time": …, …}``. Otherwise it writes results to standard output, notes and warnings to
     standard error, and ``step`` rewrites one line there.
 
@@ -103,7 +103,7 @@ class JobProgress:
           what: the job works on, a topic for example.
           batch: the number of the batch, chunk or range that was finished last.
           lag_s: the age of the oldest message that waits for the job.
-          last: report in any case.
+          last: report even if the last report was just before.
           more: fields of the event; people do not see them.
         """
         now_s = self._clock_s()
@@ -130,7 +130,7 @@ class JobProgress:
             self._rewrite(", ".join(parts))
 
     def event(self, event: str, **fields: Any) -> None:
-        """Report to programs alone. Fields that are None are left out."""
+        """Report only to programs. Fields that are None are left out."""
         assert not {"job", "time"} & fields.keys(), f"{event}: {fields}"
         if self._as_json:
             now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -150,7 +150,7 @@ class JobProgress:
         """Report what needs attention; people see it whether they watch or not.
 
         Args:
-          warning: the word by which programs and metrics know it.
+          warning: the word that identifies it in events and metrics.
         """
         self.clear()
         if self._as_json:
@@ -224,10 +224,10 @@ class JobRun:
 
 @contextmanager
 def reported(run: JobRun, *, trace: bool) -> Iterator[None]:
-    """Around the work of a run: writes the metrics before and after it, and reports how it ended.
+    """Wrap the work of a run: write the metrics before and after it, and report how it ended.
 
     Raises:
-      CommandFailed: in place of an OSError, and of an error that ``run.failure_of`` knows.
+      CommandFailed: in place of an OSError, and of an error that ``run.failure_of`` converts.
     """
     code: int = Exit.FAILED
     try:

@@ -81,11 +81,11 @@ class JobMetrics:
         return generate_latest(self._registry).decode()
 
     def write(self) -> None:
-        """Replace the file. Raises OSError: the file is as it was."""
+        """Replace the file. Raises OSError: the file is unchanged."""
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        # In the same folder, since a rename is atomic only within a file system. The collector reads *.prom alone.
+        # In the same folder, since a rename is atomic only within a file system. The collector reads only *.prom files.
         beside = self._file.with_name(f".{self._file.name}.{os.getpid()}.tmp")
         try:
             beside.write_text(self.text(), encoding="utf-8")

@@ -34,7 +34,7 @@ LOW_BYTES = 256 << 20
 ROOMY_BYTES = 2 << 30
 #: A commit waits for a sync; beyond this, users notice.
 SLOW_SYNC_S = 0.02
-#: Open files for some hundred connections, and for the ten thousand that the daemon allows by default.
+#: Open files for several hundred connections, and for the ten thousand that the daemon allows by default.
 FEW_FILES, MANY_FILES = 1_024, 10_600
 #: 2024-01-01, in seconds: an earlier clock is wrong.
 EARLIEST_S = 1_704_067_200
@@ -120,7 +120,7 @@ def look_at_clock() -> list[Finding]:
 def _is_unsynchronized() -> bool:
     """True if the kernel reports the clock as unsynchronized; False if it reports nothing."""
     try:
-        # A struct timex full of zeros asks and changes nothing; it is smaller than this everywhere.
+        # A struct timex full of zeros queries and changes nothing; it is smaller than this everywhere.
         state: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))
         return state == _CLOCK_UNSYNCHRONIZED
     except (OSError, AttributeError):
@@ -236,7 +236,7 @@ class Mount:
 
 
 def measure_sync(directory: Path) -> SyncTimes:
-    """Writes and syncs for a second at most, in a file of its own that it removes.
+    """Writes and syncs for a second at most, in a separate file that it removes.
 
     Raises:
       OSError: the directory cannot be written to.
@@ -264,7 +264,7 @@ def measure_sync(directory: Path) -> SyncTimes:
 
 
 def mount_of(directory: Path, mounts: str | None = None) -> Mount | None:
-    """Returns the mount that ``directory`` is on; None when the system does not tell.
+    """Returns the mount that ``directory`` is on; None if the system does not report it.
 
     Args:
       mounts: the text of ``/proc/self/mounts``.

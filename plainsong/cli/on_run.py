@@ -36,7 +36,7 @@ class OnRun:
     Args:
       dead_letter: the topic for messages that fail for good, or None.
       ends: stop at the end of the topic.
-      dry_run: the effect only says what it would do.
+      dry_run: the effect only reports what it would do.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ def times(count: int) -> str:
 
 
 def output_for(*, prefix: bool, as_json: bool) -> Output:
-    """Chooses what is done with a command's output: passed on as it is, by line with the message's id, or as events."""
+    """Chooses how a command's output is passed on: unchanged, by line with the message's id, or as events."""
     if as_json:
         return EventOutput()
     return PrefixedOutput() if prefix else PlainOutput()

@@ -35,7 +35,7 @@ def note(text: str) -> None:
 
 
 def report(text: str) -> None:
-    """Prints a line on standard error, terminal or not: what a script's log must have, such as a warning."""
+    """Prints a line on standard error, terminal or not: for what a script's log must contain, such as a warning."""
     word, colon, rest = text.partition(":")
     click.echo(coloured(word + colon, word, err=True) + rest, err=True)
 
@@ -56,7 +56,7 @@ def confirmed(question: str, *, yes: bool) -> None:
         raise CommandFailed("not confirmed: nothing was changed")
 
 
-#: How words that matter look on a terminal.
+#: The colours of important words on a terminal.
 COLOURS = {"error": "red", "BAD": "red", "critical": "red", "WARN": "yellow", "warning": "yellow", "hint": "cyan"}
 
 
@@ -95,13 +95,13 @@ class Reader:
         except (OSError, ValueError):
             is_pipe = False
         if is_pipe:
-            with suppress(RuntimeError):  # the system refuses a thread: the next line that is printed tells
+            with suppress(RuntimeError):  # the system refuses a thread: printing the next line will fail instead
                 threading.Thread(target=self._watch, args=(number, stop), daemon=True).start()
         yield
 
     def _watch(self, number: int, stop: Callable[[], object]) -> None:
         poll = select.poll()
-        poll.register(number, 0)  # what is always reported: that the other end is closed
+        poll.register(number, 0)  # poll always reports that the other end is closed
         poll.poll()
         self.has_left = True
         stop()
@@ -111,9 +111,9 @@ class Reader:
 
 
 MIN_WIDTH = 40
-#: Where the width is unknown; help is written for it.
+#: The width if it is unknown; help is written for it.
 DEFAULT_WIDTH = 80
-#: The width that a column is not cut below.
+#: The least width to which a column is cut.
 MIN_COLUMN = 8
 
 
@@ -132,8 +132,8 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, columns: in
 
     Args:
       headings: one for each column; ``>`` in front aligns the column to the right.
-      rows: as many texts each.
-      columns: width of the whole; None: that of the terminal or of COLUMNS. Without either nothing is cut.
+      rows: each with as many texts.
+      columns: the total width; None: that of the terminal or of COLUMNS. Without either nothing is cut.
     """
     names = [heading.removeprefix(">") for heading in headings]
     right = [heading.startswith(">") for heading in headings]

@@ -137,7 +137,7 @@ def publish(
         sending: PublishRun | PublishRunInTransaction
         if tx:
             sending = PublishRunInTransaction(client, topic, ttl_s, progress, tx_timeout_s)
-        elif extras.given or ndjson:  # its lines may have attributes of their own
+        elif extras.given or ndjson:  # its lines may have their own attributes
             sending = PublishRunWithExtras(client, topic, ttl_s, progress, extras)
         else:
             sending = PublishRun(client, topic, ttl_s, progress)
@@ -434,7 +434,7 @@ class PublishRunInTransaction:
         if receipts and sum(receipt.count for receipt in receipts) == count and receipts[0].first_id is not None:
             self.first_id = str(
                 receipts[0].first_id
-            )  # else the first were stored, and the receipts have no ids of them
+            )  # otherwise the first were stored, and the receipts lack their ids
 
     def _ended(self, failed: CommandFailed, outcome: str) -> CommandFailed:
         is_unknown = outcome == "unknown"

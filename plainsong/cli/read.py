@@ -113,13 +113,13 @@ def poll(
         if last is not None:
             begin = client.position_of_last(topic, last, isolation=isolation, as_of=as_of_ms)
         page: Page | None = None
-        # With --grep the limit is one of messages that are printed.
+        # With --grep the limit counts printed messages.
         bounds = ReadLimits(inclusive, until, isolation, as_of_ms, limit if grep is None else None, wait_ms or 0)
         pages = _pages(client, topic, begin, bounds)
         for page in pages:
             printer.write(page)
             if page.set_aside:
-                # Not a note: what reads the output has to know that messages are missing.
+                # Not a note: a program that reads the output has to know that messages are missing.
                 click.echo(passed_rows(topic, page.set_aside), err=True)
             if not (until_empty or last or limit) or printer.is_full:
                 break
@@ -148,7 +148,7 @@ def _pages(client: Client, topic: str, start: Start, bounds: ReadLimits) -> Iter
     """Yields pages until the end of the topic, or until ``limit`` messages."""
     inclusive, until, isolation, as_of_ms, left, wait_left_ms = bounds
     if as_of_ms is not None:
-        wait_left_ms = 0  # nothing more comes
+        wait_left_ms = 0  # nothing more arrives
     while left is None or left > 0:
         at_once = PAGE_MESSAGES if left is None else min(left, PAGE_MESSAGES)
         wait_now_ms = min(wait_left_ms, MAX_WAIT_MS)
@@ -227,7 +227,7 @@ def tail(
         raise click.UsageError("--last and --from exclude each other")
     printer = Printer(shape, null=null, as_json=as_json, default="%t %p" if several else "%p", grep=grep)
     with where.client(*topics) as client:
-        # Following waits for daemons and new topics forever: report what is wrong at the start first.
+        # Following waits for daemons and new topics forever: report errors at the start first.
         there = client.topics()
         chosen(there, [each for each in topics if not is_pattern(each)])
         position: StartOfEach | None = None
@@ -246,7 +246,7 @@ def tail(
         follow = as_of_ms is None
         if follow:
             note(f"following {', '.join(topics)}; Ctrl-C stops")
-        # With --grep the limit is one of messages that are printed.
+        # With --grep the limit counts printed messages.
         reading = limit if grep is None else None
         messages = client.read(
             topics, begin, follow=follow, limit=reading, isolation=isolation, as_of=as_of_ms, position=position
@@ -264,7 +264,7 @@ def tail(
 
 
 class StartOfEach:
-    """Starts each topic at a place of its own, and keeps no position."""
+    """Starts each topic at its own place, and keeps no position."""
 
     def __init__(self, places: Mapping[str, bytes]) -> None:
         self._places = places

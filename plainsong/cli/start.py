@@ -9,7 +9,7 @@ from plainsong.cli.quitting import quit_at_once
 
 def main() -> None:
     """Runs the program and ends the process."""
-    if getsignal(SIGINT) is default_int_handler:  # where it is ignored, it stays so
+    if getsignal(SIGINT) is default_int_handler:  # if it is ignored, it stays ignored
         signal(SIGINT, quit_at_once)
     from plainsong.cli.main import main as program
 

@@ -228,7 +228,7 @@ def _page(client: Client, query: dict[str, Any], after: str | None) -> TopicPage
 
 
 def _busiest(client: Client, names: set[str]) -> list[str]:
-    """Those of many topics that are worth a request: the daemon knows the figures of all, and sorts them."""
+    """Returns those of many topics that are worth a request: the daemon has the figures of all, and sorts them."""
     found: dict[str, float] = {}
     columns: tuple[TopicColumn, ...] = ("publishPerSecond", "pollPerSecond")
     for column in columns:

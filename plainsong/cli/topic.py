@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 R = TypeVar("R", "TopicRow", "DeletedTopic")
-#: Of a file with a head.
+#: The size limit of a file with a head.
 MAX_HEAD_BYTES = 1 << 16
 
 
@@ -341,7 +341,7 @@ def delete(topics: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, whe
     until the daemon has cleaned up, after an hour by default.
     """
     with where.client(*topics, creates=False) as client:
-        # One unknown name, and nothing is deleted.
+        # If one name is unknown, nothing is deleted.
         told = [run_call(client, calls.dry_run(calls.delete_topic(client.namespace, each))) for each in topics]
         if dry_run:
             for each in told:
@@ -505,7 +505,7 @@ def _known_head(file: str) -> ChainHead:
 
 @contextmanager
 def _in_namespace(where: Where, topic: str) -> Iterator[tuple[Client, str]]:
-    """A client of the namespace that stands before the topic's name, or of its own; and the name alone."""
+    """A client of the namespace that precedes the topic's name, or else of the command's; and the name alone."""
     namespace, _, name = topic.rpartition(":")
     if namespace:
         where = replace(where, namespace=namespace)

@@ -343,7 +343,7 @@ def truncate(
 
 
 def _confirm(client: Client, verb: str, transaction: int, call: Call[Any], *, yes: bool) -> None:
-    """Says what that would do, and asks; the daemon refuses a transaction that it does not know."""
+    """Shows the effect, and asks for confirmation; the daemon refuses a transaction that it does not know."""
     if yes:
         return
     status = client.transactions.get(transaction)

@@ -12,7 +12,7 @@ class Backoff:
     """The pauses of a table, one after each failed attempt; its last one repeats.
 
     With ``random``, which returns a number from 0 to 1, each pause is shortened by up to half, so that many clients do
-    not come back at once.
+    not return at the same moment.
     """
 
     __slots__ = ("_pauses_s", "_random", "failures")

@@ -30,7 +30,7 @@ MAX_PLACEMENT_BYTES = 900_000
 SLICES = 64
 #: Topics that change hands in one step, unless a single slice has more.
 TOPICS_PER_STEP = 50
-#: Owners kept in memory, since most topics are asked about again and again.
+#: Owners kept in memory, since most topics are requested again and again.
 MAX_REMEMBERED = 100_000
 _HASHES = float(1 << 64)
 
@@ -102,7 +102,7 @@ class Assignment:
         return tuple((member.name, member.weight) for member in found)
 
     def owner(self, name: TopicName) -> Member | None:
-        """The owner of a topic, whether the topic exists or not; None: there is no instance."""
+        """The owner of a topic, whether or not the topic exists; None if there is no instance."""
         found = self._remembered.get(name)
         if found is None or found.candidates is not self._candidates[found.slice]:
             number = slice_of(name)
@@ -142,7 +142,7 @@ class Placement:
     pins: Mapping[str, str] = field(default_factory=dict)
     """Topic, as ``namespace:topic`` → instance."""
     drained: frozenset[str] = frozenset()
-    """Instances that are to own nothing."""
+    """Instances that must own nothing."""
 
     def encode(self) -> bytes:
         """The JSON text. Raises InvalidParameter when it is over ``MAX_PLACEMENT_BYTES``."""
@@ -181,7 +181,7 @@ class Placement:
 
 
 class UnreadablePlacement(ValueError):
-    """The text is no placement."""
+    """The text is not a placement."""
 
 
 class NameTaken(Conflict):
@@ -221,7 +221,7 @@ def wanted_slices(members: Iterable[Member], placement: Placement, name: str) ->
 
 
 def first_slices(members: Iterable[Member], me: Member) -> int:
-    """In how many slices an instance that joins these members takes part at first.
+    """The number of slices in which an instance that joins these members takes part at first.
 
     All if no other instance has topics, none if one has. If its own earlier process still counts as a member, as many
     as that one had: no other instance owns these topics.

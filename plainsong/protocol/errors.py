@@ -42,7 +42,7 @@ class PlainsongError(Exception):
         return f"{self.detail} (hint: {self.hint})" if self.hint else self.detail
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Subclasses have arguments of their own, which an exception's own way of pickling does not know.
+        # Subclasses have their own arguments, which the default pickling of exceptions would lose.
         return _restored, (type(self), self.args), self.__dict__
 
 
@@ -53,7 +53,7 @@ def _restored(cls: type[PlainsongError], arguments: tuple[object, ...]) -> Plain
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint naming the known word nearest to ``word``, or all of them when none is near."""
-    from difflib import get_close_matches  # for the few who misspell something
+    from difflib import get_close_matches  # rarely needed: only for misspelt words
 
     choices = sorted(known)
     close = get_close_matches(word, choices, n=1, cutoff=0.5)
@@ -389,7 +389,7 @@ class QuotaExceeded(PlainsongError):
     #: The quota of a name or a topic that is used up, as in ``RateLimit-Policy`` and ``RateLimit``; empty: another one.
     policy: str = ""
     state: str = ""
-    #: Whether the connection has to end: there are too many of them.
+    #: True if the connection has to end, because there are too many.
     ends_connection: bool = False
 
 

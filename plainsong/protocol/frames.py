@@ -4,7 +4,7 @@
     end        ff × 20  count:u32                                                  attributes with version=2
 
 Numbers are big-endian, the attributes a msgpack map of strings. No id is all ones, since no timestamp has
-its sign bit set. This file needs the standard library alone: Spark's executors import it without anything else.
+its sign bit set. This file needs only the standard library: Spark's executors import it without anything else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _POINTER_AND_SIZE = struct.Struct(">qI")
 
 
 class BrokenFrames(ValueError):
-    """The body is cut off or has another format: an error of the answer, never the end of the topic."""
+    """The body is truncated or has another format: an error of the answer, never the end of the topic."""
 
 
 class Frame(NamedTuple):
@@ -40,7 +40,7 @@ class Frame(NamedTuple):
     message_id: bytes
     payload: bytes
     pointer: int = 0
-    """Its write pointer; 0 none (or not asked for), negative rolled back."""
+    """Its write pointer; 0: none (or not requested), negative: rolled back."""
     attributes: Mapping[str, str] = NO_ATTRIBUTES
 
 
@@ -64,7 +64,7 @@ def decode_frames(
       pointers: the answer's type has ``fields=pointer``.
       attributes: the answer's type has ``version=2``.
     Raises:
-      BrokenFrames: the end is missing, the count is another one, or bytes follow.
+      BrokenFrames: the end is missing, the count differs, or bytes follow.
     """
     alike = None if pointers else _messages_alike(data, NO_ATTRIBUTES_PACKED if attributes else b"")
     if alike is not None:

@@ -84,7 +84,7 @@ def published_ms(message_id: bytes) -> int:
 
 
 def id_at(position: bytes) -> bytes:
-    """The id of the message that stands in the message table at a position."""
+    """The id of the message at a position of the message table."""
     return position + NO_PAYLOAD_PART
 
 

@@ -26,7 +26,7 @@ _GENERATION = struct.Struct(">i")
 _PAYLOAD = struct.Struct(">qqH")
 _POSITION = struct.Struct(">qH")
 _POINTER = struct.Struct(">q")
-#: What follows the topic in a message key, and in a payload key.
+#: The bytes after the topic in a message key, and in a payload key.
 MESSAGE_TAIL_BYTES = _GENERATION.size + _POSITION.size
 PAYLOAD_TAIL_BYTES = _GENERATION.size + _PAYLOAD.size
 #: The pointer in the payload keys of a chain's entries: no transaction has it, and no staged message.
@@ -43,12 +43,12 @@ PRODUCERS = b"e"
 NAMESPACE = b"n"
 #: Progress of a copy from another store: of the whole copy (no topic), and of one topic.
 COPYING = b"c"
-#: The transaction service's rows: 00 'x' and a letter of its own, no topic.
+#: The transaction service's rows: 00 'x' and another letter, no topic.
 SERVICE = b"x"
 
 
 class DamagedRow(StorageFailed):
-    """A row that Plainsong did not write, or that changed since. It is reported, and left unchanged."""
+    """A row that Plainsong did not write, or that has changed since. It is reported, and left unchanged."""
 
     title = "A row of the store cannot be read"
 

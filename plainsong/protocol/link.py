@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _TUPLE, _SET, _FROZENSET, _RECORD, _CHOICE, _ERROR = range(1, 7)
-#: Most extensions nested in each other. Each takes some 40 KiB of the C stack while it is read.
+#: The maximum depth of nested extensions. Each takes about 40 KiB of the C stack while it is read.
 MAX_DEPTH = 24
 _SERIES: dict[type, int] = {tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
 _MADE_OF: dict[int, Callable[[Any], Any]] = {_TUPLE: tuple, _SET: set, _FROZENSET: frozenset}
@@ -200,7 +200,7 @@ def error_of(
 ) -> PlainsongError:
     """The error that the other side raised: of the same class if that exists here, else of the class with its code.
 
-    Its outcome is preserved in any case: whether the request happened matters most.
+    Its outcome is always preserved: whether the request happened matters most.
     """
     cls = _classes_by_name().get(cls_name) or BY_CODE.get(code, Internal)
     error = cls.__new__(cls)
@@ -247,7 +247,7 @@ def _classes_by_name() -> dict[str, type[PlainsongError]]:
 
 #: The first bytes of a connection that becomes a link; no HTTP method has this name.
 PREFACE = b"PLAINSONG/1\r\n\r\n"
-#: Most bytes of one frame, without its length.
+#: The maximum number of bytes in one frame, without its length.
 MAX_FRAME_BYTES = 1 << 20
 
 

@@ -31,7 +31,7 @@ _CUT_AT_ONCE = 50
 
 
 def varint(number: int) -> bytes:
-    """``number`` (not negative) as Avro writes a long: zigzag, seven bits a byte, lowest first."""
+    """``number`` (not negative) as Avro writes a long: zigzag, seven bits per byte, lowest first."""
     rest = number << 1
     out = []
     while rest > 0x7F:
@@ -105,7 +105,7 @@ class Held:
         return f"{self.hidden_messages}{'+' if self.hidden_more else ''}"
 
 
-#: Hidden messages are counted up to here; one more is looked for, to know whether there are more.
+#: Hidden messages are counted up to here, and one more to detect that there are more.
 HIDDEN_COUNTED = 1000
 
 
@@ -128,7 +128,7 @@ class Page:
     held: Held | None = None
     """Set when ``end`` is ``held``."""
     held_until_ms: int = field(default=0, init=False)
-    """When the message that holds the reader expires by a time to live of its own; 0: it has none.
+    """When the message that holds the reader expires by its own time to live; 0: it has none.
 
     Other instances do not get it."""
 

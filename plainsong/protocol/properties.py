@@ -32,13 +32,13 @@ class TopicProperties:
     ttl_s: int = DEFAULT_TTL_S
     """Seconds a message lives, counted from its publish time."""
     transactional: Transactional = "optional"
-    """Says if publishes may or must carry a write pointer."""
+    """Determines whether publishes may or must carry a write pointer."""
     deduplication: Deduplication = "inherit"
-    """Says if producers' sequence ids are remembered; ``inherit``: the namespace or the service decides."""
+    """Determines whether producers' sequence ids are remembered; ``inherit``: the namespace or the service decides."""
     max_bytes: int | None = None
     """Bytes the topic may hold; None: bounded by the disk only."""
     chain: Chaining = "none"
-    """Says if every request carries a hash of all earlier ones."""
+    """Determines whether every request carries a hash of all earlier ones."""
 
     @property
     def ttl_ms(self) -> int:
@@ -75,7 +75,7 @@ class TopicProperties:
         if self.max_bytes is not None:
             kept["max_bytes"] = self.max_bytes
         if self.chain != "none":
-            # Left out otherwise: versions that know no chains refuse the metadata of a chained topic, and only of one.
+            # Left out otherwise: versions without chains refuse the metadata of a chained topic, and only of one.
             kept["chain"] = self.chain
         return kept
 
@@ -111,8 +111,8 @@ def parse_properties(given: object, *, default_ttl_s: int = DEFAULT_TTL_S) -> To
 def stored_properties(stored: object) -> TopicProperties:
     """The properties in a metadata row.
 
-    Earlier versions wrote a time to live that they did not read, where ``topic.default_ttl_s`` was longer than any
-    topic may ask for: it counts as the longest.
+    Where ``topic.default_ttl_s`` exceeded the longest time to live of a topic, earlier versions wrote it and then
+    refused to read it: it counts as the longest.
 
     Raises:
       InvalidProperty: as ``parse_properties``.
@@ -142,7 +142,7 @@ def _choice(values: Mapping[str, object], key: str) -> str:
 
 
 def shown_value(value: object) -> str:
-    """Return a refused value for an error. Python has no text for deeply nested ones, nor for very long numbers."""
+    """Return a refused value for an error. Python cannot format deeply nested values or very long numbers."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list):

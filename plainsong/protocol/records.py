@@ -77,7 +77,7 @@ class Metadata:
     set_aside: tuple[SetAside, ...] = ()
     """Ascending, and none overlaps the next."""
     chain_end: ChainEnd | None = None
-    """The end of the topic's earlier chain, which was switched off; None: there was none."""
+    """The end of the topic's earlier chain, which was switched off; None if there was none."""
     restored: bytes | None = None
     """The position (10 bytes) up to which a restore brought a chained topic back, until its chain records that."""
 
@@ -167,7 +167,7 @@ class HighWater:
     last_sequence_ids: list[int] = field(default_factory=list)
     """Sequence id of the last message of each bucket; empty: not known."""
     last_dropped: bytes | None = None
-    """Position (10 bytes) of the last message of the buckets dropped because they had expired; None: no bucket."""
+    """Position (10 bytes) of the last message of the buckets dropped as expired; None if none was dropped."""
 
     @property
     def before_buckets(self) -> bytes:

@@ -36,7 +36,7 @@ class Lengths:
             return
         distinct = set(map(len, messages))
         self.longest = max(distinct, default=0)
-        #: The length that every message has; None: they differ, or there are none.
+        #: The length that every message has; None if they differ, or there are none.
         self.of_each = self.longest if len(distinct) == 1 else None
         self.total = sum(map(len, messages)) if self.of_each is None else self.of_each * len(messages)
 
@@ -121,7 +121,7 @@ class ProducerVerdict:
     duplicate: Literal["true", "false", "partial"]
     """The result of deduplication: all of the request was stored before, none of it, or a part."""
     last_sequence_id: int | None
-    """The highest sequence id stored of the producer; None where deduplication is switched off."""
+    """The highest sequence id stored for the producer; None where deduplication is switched off."""
 
 
 @dataclass(slots=True)

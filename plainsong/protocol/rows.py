@@ -1,11 +1,11 @@
-"""Values of the message and payload tables, byte for byte, and the references that stand for stored messages.
+"""Values of the message and payload tables, byte for byte, and the references that represent stored messages.
 
     value    flags:u8  [pointer:i64]  [ttl_s:u32]  [extras: length:u32, msgpack map]  [payload]
     payload  length (zigzag varint)  bytes
 
     flag 01  pointer   the write pointer (column t); negative: rolled back
     flag 02  ttl       the message's own time to live, in seconds
-    flag 04  extras    columns few rows have, by short names
+    flag 04  extras    columns that few rows have, by short names
     flag 08  no payload: it is in the payload table, under the row's pointer or the one in its extras
     flag 10  batch row: many messages in one row; reserved for stores whose atom is a row
     80 40 20 must be 0: a reader that finds one set is older than the writer
@@ -18,7 +18,7 @@ extras may name a segment, ``{"s": index}``.
 
 A plain publish is flags 00 and the payload: two or three bytes more than the message. Its value, from the
 first byte on, is also the end of its wire form (the 00 stands where the id ends), which is why a poll of
-plain rows is a join of bytes and no decoding.
+plain rows joins bytes and decodes nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _U32 = struct.Struct(">I")
 #: ``msgpack.packb`` makes a packer for each call, which takes half of its time.
 _pack: Callable[[object], bytes] = msgpack.Packer().pack
 #: The bytes between a plain row's position and its value in wire form: the id's last ten bytes are zero, and the
-#: value brings the tenth.
+#: value supplies the tenth.
 PLAIN_GAP = NO_PAYLOAD_PART[:9]
 #: Where the value begins in a row that is joined: position, gap, value.
 JOINED_VALUE = POSITION_BYTES + len(PLAIN_GAP)
@@ -101,7 +101,7 @@ class PlainItems(PlainRows):
     __slots__ = ("_items", "_prefix", "_size")
 
     def __init__(self, prefix: bytes, items: list[bytes], size: int | None = None) -> None:
-        """``prefix``: what their keys have before the position; ``size``: the bytes of all items, if that is known."""
+        """``prefix``: the part of their keys before the position; ``size``: the bytes of all items, if known."""
         self._prefix, self._items, self._size = prefix, items, size
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class PlainItems(PlainRows):
 
 @dataclass(slots=True)
 class MessageRow:
-    """The parts of a row of the message or payload table. ``payload`` None: it is in the payload table."""
+    """The parts of a row of the message or payload table. ``payload`` None if it is in the payload table."""
 
     payload: bytes | None
     pointer: int | None = None
@@ -167,7 +167,7 @@ ATTRIBUTES = "a"
 class Stamp:
     """The producer of a request and the sequence ids of its messages, in the same row as its first message.
 
-    So that a message and the fact that it was stored become durable together.
+    So a message and the fact that it was stored become durable together.
     """
 
     producer: str
@@ -219,7 +219,7 @@ def plain_head(size: int) -> bytes:
 
 
 def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = None) -> bytes:
-    """The bytes before the payload's length in the value of a row without a time to live of its own."""
+    """The bytes before the payload's length in the value of a row without its own time to live."""
     if not extras:
         return b"\x00" if pointer is None else b"\x01" + _I64.pack(pointer)
     if pointer is None:
@@ -229,7 +229,7 @@ def row_head(pointer: int | None = None, extras: Mapping[str, object] | None = N
     return head[: -len(length_prefix(0))]
 
 
-#: That of a plain publish.
+#: The head of a plain publish.
 PLAIN_HEAD = row_head()
 
 
@@ -361,7 +361,7 @@ class Stored:
     segments: frozenset[int] | None = None
     """The winning segments by index; None: the publish listed none, and every row counts."""
     staged: int | None = None
-    """The pointer they were staged under, below 0; None: they are under the row's own write pointer."""
+    """The pointer they were staged under, below 0; None if they are under the row's own write pointer."""
 
     def extras(self) -> dict[str, object]:
         """The form in the row."""

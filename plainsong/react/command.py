@@ -81,7 +81,7 @@ class Runner:
         """Runs the command once. Raises Stopped: it was ended early for a stop."""
         environ = {**self._environ, **environment_of(message, attempt)}
         try:
-            process = subprocess.Popen(  # noqa: S603 - to run what the user says is the purpose
+            process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
                 self._words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -89,7 +89,7 @@ class Runner:
                 bufsize=0,
                 env=environ,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),  # noqa: PLW1509 - system calls alone
+                preexec_fn=_die_with_parent(),  # noqa: PLW1509 - only system calls
             )
         except (OSError, subprocess.SubprocessError) as error:
             return Retry(f"cannot start {self._words[0]}: {error}")
@@ -186,7 +186,7 @@ KILL_AFTER_S = 5.0
 CHUNK = 1 << 16
 #: Bytes read of a stream after the process has ended; other processes may keep its pipes open forever.
 MAX_REST = 1 << 20
-#: Interval of looking for an exit on kernels without pidfd.
+#: Interval between checks for an exit on kernels without pidfd.
 LOOK_S = 0.02
 
 
@@ -221,7 +221,7 @@ class Pump:
         self._selector = selectors.DefaultSelector()
         self._has_ended = False
         self._pidfd: int | None = None
-        #: Whether the process was ended for its time-out.
+        #: True if the process was ended for its time-out.
         self.is_late = False
         #: The end of standard error.
         self.last_error = b""
@@ -243,7 +243,7 @@ class Pump:
 
     def __exit__(self, *_: object) -> None:
         if self._process.returncode is None:
-            self._signal_group(signal.SIGKILL)  # the leader has not been waited for, so the group id is still its own
+            self._signal_group(signal.SIGKILL)  # the leader was not reaped yet, so the group id was not reused
             self._process.wait()
         reap_orphans()
         self._selector.close()

@@ -1,4 +1,4 @@
-"""Signatures of posts, as Standard Webhooks 1.0 has them: who knows a secret can tell that a post is ours, and recent."""
+"""Signatures of posts, by Standard Webhooks 1.0: with a secret, a receiver can verify that a post is ours and recent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Signer:
         """The headers of a post at ``now_s``, seconds since 1970: one signature for each secret of the file.
 
         Raises:
-          InvalidParameter: the file has changed, and is of no use now.
+          InvalidParameter: the file has changed, and cannot be used now.
         """
         self._load()
         webhook_id = f"{namespace}:{message.topic}:{message.id}"

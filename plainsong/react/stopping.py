@@ -25,7 +25,7 @@ class Stopped(BaseException):
 
 
 class Stop:
-    """Whether a stop was requested, and how long an attempt under way may continue.
+    """Records whether a stop was requested, and how long an attempt under way may continue.
 
     Args:
       grace_s: for an attempt under way, from the first request; a second request ends it at once.
@@ -78,7 +78,7 @@ class Stop:
 
     @property
     def until_s(self) -> float:
-        """Until when, on the monotonic clock, an attempt under way may continue."""
+        """The time on the monotonic clock until which an attempt under way may continue."""
         if self._asked_s is None:
             return math.inf
         return self._asked_s + self._grace_s if self._times == 1 else -math.inf

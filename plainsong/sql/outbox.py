@@ -97,7 +97,7 @@ def outbox_tables(metadata: MetaData | None = None, name: str = TABLE) -> Outbox
         Column("number", BigInteger),
         Column("sent", DateTime(timezone=True)),
         UniqueConstraint("topic", "number", name=f"{name}_number"),
-        sqlite_autoincrement=True,  # or the id of a removed message would be used again
+        sqlite_autoincrement=True,  # otherwise the id of a removed message would be used again
     )
     waits = messages.c.sent.is_(None)
     Index(f"{name}_waiting", messages.c.topic, messages.c.id, postgresql_where=waits, sqlite_where=waits)
@@ -369,7 +369,7 @@ def outbox_engine(url: str, *, create: bool = False) -> Engine:
         parsed = make_url(url)
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
-        check_backend(parsed.get_backend_name())  # before its driver is looked for
+        check_backend(parsed.get_backend_name())  # before the search for its driver
         is_sqlite = parsed.get_backend_name() == "sqlite"
         options = {"timeout": SQLITE_PATIENCE_S} if is_sqlite else {}
         engine = create_engine(parsed, poolclass=NullPool, connect_args=options)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: The prefix of all names.
 PREFIX = "plainsong:"
-#: Stands for a service without a name.
+#: Used for a service without a name.
 NAMELESS = "-"
 _GID = re.compile(r"plainsong:(?P<service>[A-Za-z0-9_.-]{1,64}):(?P<id>[1-9][0-9]{0,18}):(?P<tag>[0-9a-f]{16})")
 
@@ -78,7 +78,7 @@ _LIST = text(
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransaction:
-    """A prepared transaction of ours that is still open in the database."""
+    """One of our prepared transactions, still open in the database."""
 
     gid: Gid
     owner: str
@@ -125,7 +125,7 @@ def prepared(engine: Engine) -> list[PreparedTransaction]:
 
 
 def finish(engine: Engine, gid: Gid, *, commit: bool) -> bool:
-    """Commits or rolls back a prepared transaction, on a connection of its own.
+    """Commits or rolls back a prepared transaction, on a separate connection.
 
     Returns:
       True when this call did it; False when it no longer exists, because another process finished it.
@@ -220,7 +220,7 @@ def _engine_of(url: str) -> Engine:
         parsed = make_url(url)
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
-        check_backend(parsed.get_backend_name())  # before its driver is looked for
+        check_backend(parsed.get_backend_name())  # before the search for its driver
         return create_engine(parsed, poolclass=NullPool)
     except ModuleNotFoundError as missing:
         raise without_driver(SqlUnusable, missing) from missing

@@ -56,7 +56,7 @@ def running_loop() -> object:
     return sys.modules["trio"].lowlevel.current_trio_token() if runs_in_trio() else asyncio.get_running_loop()
 
 
-#: Most concurrent name lookups.
+#: The maximum number of concurrent name lookups.
 MAX_LOOKUPS = 1_000
 _lookups: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("plainsong_lookups")
 
@@ -180,7 +180,7 @@ async def exchange(
     request = http_request(send, send.timeout_s, more_headers)
     progress = SendProgress(request)
     try:
-        # httpcore's limits, which know whether anything was sent, are to pass first.
+        # httpcore's limits, which show whether anything was sent, should pass first.
         with anyio.move_on_after(limit_s + GRACE_S):
             response = await pool.handle_async_request(request)
             try:

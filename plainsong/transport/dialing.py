@@ -110,7 +110,7 @@ def _addresses(host: str, port: int, flags: int = 0) -> list[Address]:
 
 
 class _Lookup:
-    """A thread that resolves one name. Callers that come while it runs wait for the same answer.
+    """A thread that resolves one name. Callers that arrive while it runs wait for the same answer.
 
     So names that are never resolved cost one thread each, however often they are tried.
     """

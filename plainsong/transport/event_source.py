@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from plainsong.credentials import Credentials
 
-#: Raised for bytes that are no HTTP, and for a body that ends early.
+#: Raised for bytes that are not HTTP, and for a body that ends early.
 BROKEN_BODY = h11.RemoteProtocolError
 EVENT_STREAM = "text/event-stream"
 #: The most bytes of an answer's head.
@@ -26,7 +26,7 @@ MAX_EVENT_BYTES = 16 << 20
 
 
 class RawEvent(NamedTuple):
-    """One event as it came."""
+    """One event as received."""
 
     kind: str
     data: str
@@ -38,7 +38,7 @@ class EventSource:
     """One answer of a daemon that sends events.
 
     Args:
-      last_event_id: of the last event that another answer brought; empty: there is none.
+      last_event_id: of the last event of an earlier answer; empty: there is none.
     """
 
     def __init__(self, url: str, path: str, credentials: Credentials, last_event_id: str = "") -> None:
@@ -54,7 +54,7 @@ class EventSource:
         self._data_chars = 0
         #: The headers of the answer, names in lower case, once it has begun.
         self.headers: dict[str, str] | None = None
-        #: Whether the answer has ended as it should.
+        #: True once the answer has ended properly.
         self.has_ended = False
 
     def request(self) -> bytes:
@@ -71,7 +71,7 @@ class EventSource:
         """The events that received bytes complete; empty bytes are the end of the connection.
 
         Raises:
-          the error of a refusal; UnexpectedAnswer: these are no events; BROKEN_BODY.
+          the error of a refusal; UnexpectedAnswer: these are not events; BROKEN_BODY.
         """
         found: list[RawEvent] = []
         self._http.receive_data(data)
@@ -102,7 +102,7 @@ class EventSource:
             raise UnexpectedAnswer(f"{self._url} sends no events", hint="is this a plainsong daemon?")
 
     def _raise_refusal(self) -> None:
-        """Raises the error of an answer that was none of events."""
+        """Raises the error of an answer that does not consist of events."""
         if self.headers is not None or self._response is None:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._response.headers}

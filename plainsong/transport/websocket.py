@@ -124,7 +124,7 @@ class Frames:
             elif isinstance(event, Ping):
                 yield None, self._frames.send(event.response())
             elif isinstance(event, CloseConnection):
-                orderly = self._frames.state is not ConnectionState.OPEN  # else these were no frames
+                orderly = self._frames.state is not ConnectionState.OPEN  # otherwise these were not frames
                 self.closed = close_error(int(event.code), event.reason or ""), orderly
                 if self._frames.state is ConnectionState.REMOTE_CLOSING:
                     yield None, self._frames.send(event.response())

@@ -395,7 +395,7 @@ class Cut:
             self._known.popitem(last=False)
 
     async def object(self, name: str) -> bytes:
-        """Return an object's bytes. Raises NotListed, also if its rows have changed since; StoreError."""
+        """Return an object's bytes. Raises NotListed, even if only its rows have changed since; StoreError."""
         if (data := self._kept.get(name)) is not None:
             await trio.lowlevel.checkpoint()
             return data

@@ -159,7 +159,7 @@ class StoredFiles:
         """See ``BackupFiles``."""
         if any(not found.startswith(f"{LOCKS}/") for found, _ in self._objects.sizes("")):
             raise _not_empty(self.shown)
-        # Not over the first file of another process: it may begin a second copy here.
+        # Do not overwrite the first file of another process, which may begin a second copy here.
         self._objects.create(name, data)
 
     def get(self, name: str) -> bytes:
@@ -201,15 +201,15 @@ class _StoredLock:
     """Numbered objects, each created only if absent. The last one names the process that has the lock.
 
     The holder creates the next one every few seconds. Another process takes the lock after it has seen no new one for
-    ``LOCK_S``, so no clock is compared with that of another machine. One object that is replaced on condition would need
-    fewer names, but there are S3 servers whose readers see the old contents with the new version.
+    ``LOCK_S``, so no clock is compared with that of another machine. A single object that is replaced conditionally
+    would need fewer names, but there are S3 servers whose readers see the old contents with the new version.
     """
 
     def __init__(self, objects: BlockingObjectStore, shown: str) -> None:
         self._objects = objects
         self._shown = shown
         self._run = secrets.token_hex(16)
-        #: Of the last object that this process has created.
+        #: The number of the last object that this process has created.
         self._number = 0
         #: Held while the next one is created.
         self._turn = threading.Lock()
@@ -242,7 +242,7 @@ class _StoredLock:
             except StoreInUse:
                 return  # the next check by the holder raises it again
             except StoreError:
-                continue  # `check` of the holder decides
+                continue  # the holder's ``check`` decides
 
     def check(self) -> None:
         """Renew the lock. Raises StoreInUse: another process has it; StoreError: that is unknown."""

@@ -43,7 +43,7 @@ _KEPT = 4
 
 
 class DamagedManifest(StoreUnusable):
-    """A manifest is not as it was written."""
+    """A manifest differs from what was written."""
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
@@ -205,7 +205,7 @@ class BackupFolder:
         return decompress(self.files.get(_place(name)), name)
 
     def rows(self, name: str) -> list[Row]:
-        """Return an object's rows; caches the last few objects. Raises DamagedObject, also for a missing one."""
+        """Return an object's rows; caches the last few objects. Raises DamagedObject, even for a missing one."""
         found = self._decoded.get(name)
         if found is None:
             try:

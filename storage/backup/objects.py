@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct(">I")
 #: The largest object, unless it is a single row.
 MAX_OBJECT_BYTES = 16 << 20
-#: Most bytes of rows in a window. Smaller objects mean more files; larger ones mean more to send when a row changes.
+#: The maximum number of bytes of rows in a window. Smaller objects mean more files; larger ones mean more to send when
+#: a row changes.
 WINDOW_BYTES = 4 << 20
 #: The best level for a busy machine: level 2 takes twice the time and saves 5 % of the space.
 _LEVEL = 1

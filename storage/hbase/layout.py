@@ -227,7 +227,7 @@ def _are_neighbours(key: bytes, other: bytes) -> bool:
 
 
 def _pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp) -> Packed:
-    shared = len(commonprefix((keys[0], keys[-1])))  # noqa: RUF071 - character by character is what is wanted
+    shared = len(commonprefix((keys[0], keys[-1])))  # noqa: RUF071 - compares character by character, as intended
     tail = len(keys[-1]) - shared
     head = struct.Struct(f">{tail}sI")
     heads = [head.pack(key[shared:], len(value)) for key, value in zip(keys, values, strict=True)]

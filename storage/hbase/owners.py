@@ -8,8 +8,8 @@ Each topic has one head row, which is changed by compare-and-set only.
 
 An instance that claims a topic takes an epoch above all earlier ones of the topic, and puts it into the head: from then
 on no commit of an earlier owner can take effect, and the head keeps the last one that did. A commit takes effect when
-its owner increments the head. That both checks that there is no new owner and makes all rows with this stamp count.
-Rows that replaced owners put late have a stamp that the head never reaches.
+its owner increments the head. This both checks that there is no new owner and makes all rows with the commit's stamp
+count. Rows that replaced owners put late have a stamp that the head never reaches.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Owners:
         raise StoreError(f"topic {name} is being claimed by many instances at once", hint="try again")
 
     async def _keep_fence(self, prefix: bytes, head: Head) -> None:
-        """Copy what the head is about to drop to a fence, which is right whichever instance claims next."""
+        """Copy what the head is about to drop to a fence, which stays correct whichever instance claims next."""
         if head.last.serial and head.before.epoch:
             column = FENCE + encode_epoch(head.before.epoch)
             mutation = thrift.Mutation(column=column, value=encode_serial(head.before.serial))
@@ -123,7 +123,7 @@ class Owners:
         """Make everything with ``next_stamp`` count, if the claim still holds.
 
         Raises:
-          Deposed: another owner has claimed the topic; ``happened`` tells the outcome of this commit.
+          Deposed: another owner has claimed the topic; ``happened`` is the outcome of this commit.
           NoConnectionFree: it did not happen; nothing was sent.
           StoreError: the outcome is unknown.
         """
@@ -147,7 +147,7 @@ class Owners:
         self._heads[prefix] = after
 
     async def check(self, claim: Claim) -> None:
-        """Check that the claim still holds, also during a commit under it. Raises Deposed, StoreError."""
+        """Check that the claim still holds, even during a commit under it. Raises Deposed, StoreError."""
         prefix = metadata_key(claim.name)
         self._own(claim)
         if Head.decode(await self._cell(prefix), {}).last.epoch != claim.epoch:

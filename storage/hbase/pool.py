@@ -1,6 +1,6 @@
 """Connections to the Thrift gateways: a bounded pool, rotation over gateways, and the deadline of retries.
 
-Each connection serves one call at a time, and is closed if its answer was not awaited.
+Each connection serves one call at a time, and is closed if the caller did not wait for the answer.
 
 A call waits for a free connection until its deadline, and the time of its attempt begins after that wait. If the wait
 counted, then under overload every call that gets a connection would have no time left: it would be abandoned halfway,
@@ -59,7 +59,7 @@ class Pool:
     ) -> None:
         self._rotation = GatewayRotation(addresses)
         self.tls = tls
-        """Returns the context of each new connection; None: no TLS."""
+        """Returns the context of each new connection; None for no TLS."""
         self._slots = trio.Semaphore(size)
         #: A scan keeps its connection during calls about its rows. One is left for those calls, to avoid a deadlock.
         self._scans = trio.Semaphore(max(1, size - 1))

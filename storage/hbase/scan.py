@@ -143,7 +143,7 @@ class _PageSize:
     def __init__(self, first: int) -> None:
         self.rows = max(1, min(first, _MAX_PAGE_ROWS))
         self.is_last_resort = False
-        """True if a single row is asked for next because several have just failed."""
+        """True if the next attempt asks for a single row, because several have just failed."""
         self._has_failed = False
         #: The largest number of rows that has not failed recently, and the successful pages since a larger one failed.
         self._most, self._good_pages = _MAX_PAGE_ROWS, 0
@@ -243,7 +243,7 @@ async def merged_rows(
 ) -> None:
     """Scan many ranges of one table and direction: give their rows to ``take`` one by one, in the order of ``key_of``.
 
-    For tools that read everything: each page is a scan of its own. A page extends over the ranges that follow, so that
+    For tools that read everything: each page is a separate scan. A page extends over the ranges that follow, so that
     most of those without rows cost no scan.
 
     Args:

@@ -8,7 +8,7 @@ from storage.settings import KIB, MIB, addresses, count, file_name, seconds, siz
 
 #: Bytes of a cell's bound reserved for its head and a key.
 _CELL_MARGIN = 1 << 10
-#: A namespace of HBase's own, and what its table names may begin with.
+#: A prefix: optionally a namespace of HBase, and the beginning of a table's name.
 _TABLE_PREFIX = r"(?:[A-Za-z0-9_]\w*:)?(?:[A-Za-z0-9_][\w.-]*)?"
 
 

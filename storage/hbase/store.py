@@ -110,7 +110,7 @@ class HBaseStore(SpawnsWrites):
         """Connect to the Thrift gateways at ``addresses`` (host, port), and check that the tables exist.
 
         Args:
-          tls: returns the context of each new connection, so that renewed certificates take effect; None: no TLS.
+          tls: returns the context of each new connection, so that renewed certificates take effect; None for no TLS.
           gone_kept_s: minimum age of cells that mark removed rows before they are removed.
         Raises:
           StoreUnusable: no gateway answers, or one is not configured for the store; or a table is missing (NoTables:
@@ -212,7 +212,7 @@ class HBaseStore(SpawnsWrites):
         )
 
     async def file_of(self, table: Table, key: bytes) -> str | None:
-        """See ``Store.file_of``. HBase's files are its own."""
+        """See ``Store.file_of``. HBase manages its own files."""
         del table, key
         self._refuse_if_closed()
         await trio.lowlevel.checkpoint()

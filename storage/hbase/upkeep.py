@@ -3,10 +3,10 @@
     row of the metadata table whose cell that counts says *gone*   removed whole
     fence of an epoch, once a topic has more than a few            removed, if no row of the topic has that epoch
 
-Both only if they are older than a day by HBase's own clock, and only as they were read, by timestamp. So a put in
-progress has a day to arrive; and a row can be put again even if HBase's clock was set back by up to a day, although a
-removal hides every cell with its timestamp or an earlier one. Rows that no head governs stay. So do unreadable rows,
-with all that depends on them; they are logged once, and do not stop other removals.
+Both are removed only if they are older than a day by HBase's own clock, and only as they were read, by timestamp. So a
+put in progress has a day to arrive; and a row can be put again even if HBase's clock was set back by up to a day,
+although a removal hides every cell with its timestamp or an earlier one. Rows that no head governs stay. So do
+unreadable rows, with all that depends on them; they are logged once, and do not stop other removals.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Upkeep:
             return False
 
     def _pass_over(self, key: bytes, error: DamagedRow) -> None:
-        """Leave something that cannot be read; a reader of its topic gets the error."""
+        """Skip a row or head that cannot be read; a reader of its topic gets the error."""
         if key not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged.add(key)
             log.warning("upkeep passes over what cannot be read", extra={"key": key.hex(), "why": error.detail})

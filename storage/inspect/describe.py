@@ -238,9 +238,9 @@ def _plain(value: object) -> object:
 
 
 Fields = dict[str, object]
-#: Extras of message rows that are shown as fields of their own.
+#: Extras of message rows that are shown as separate fields.
 DESCRIBED_EXTRAS = frozenset((ATTRIBUTES, BATCH, INDEX, STAMP))
-#: Sequence ids of a stamp that are listed; all are counted.
+#: How many sequence ids of a stamp are listed; all are counted.
 MAX_IDS = 20
 
 
@@ -323,7 +323,7 @@ def producers_fields(value: bytes) -> Fields:
 # --- write pointers and the transaction service ----------------------------------------------------
 
 
-#: Keys of a change set that are shown; all are counted.
+#: How many keys of a change set are shown; all are counted.
 MAX_CHANGES = 20
 
 

@@ -2,19 +2,19 @@
 
 One thread writes. It takes all waiting commits, writes them as one batch, and continues with those that arrived during
 the write, without a turn of the event loop in between; one wake-up reports a group to the loop. LevelDB groups
-concurrent writers too. It is done here because
+concurrent writers too. This module does so itself because
 
 * a failed write can leave a torn record at the end of LevelDB's log and the handle open: if a second writer succeeded
   after it, its commit would be acknowledged and then lost at the next opening. So no write begins before the outcome of
   the previous one is known;
-* one hand-over to a thread for each group costs less than one for each commit.
+* handing over a group to a thread costs as little as handing over one commit.
 
 On a disk that syncs in a fraction of a millisecond, a hand-over costs as much as the sync. So while the thread is idle,
 the event loop writes small commits itself, all commits of one turn as one group (``gather``, ``write_gathered``). Then
-a stall of the disk stalls the loop. So after a write that took longer than ``max_inline_s``, the thread writes small
-commits for ten times as long as that write took; each further slow write within a thousand doubles the factor, up to a
-thousand. While the disk syncs, the loop runs each submitter's callback (``PendingWrite.while_syncing``), whose effects
-stay hidden until the sync succeeds.
+a stall of the disk stalls the loop. Therefore, after a write that took longer than ``max_inline_s``, the thread writes
+small commits for ten times as long as that write took; each further slow write among the next thousand doubles the
+factor, up to a thousand. While the disk syncs, the loop runs each submitter's callback
+(``PendingWrite.while_syncing``), whose effects stay hidden until the sync succeeds.
 
 Threads: only the loop queues commits, counts those in the thread, and completes them. The commit thread and the keeper
 only append to ``_written`` and wake the loop.
@@ -52,7 +52,7 @@ _ROW_BYTES = 64
 #: Maximum bytes that the event loop writes at once: up to here a sync takes hardly longer than for a single row.
 MAX_INLINE_BYTES = 32 << 10
 #: After a slow write of the event loop, the thread writes for this many times as long as the write took: the first
-#: factor, doubled up to the second one by each further slow write, until more than QUICK_CALLS quick ones came between.
+#: factor, doubled up to the second one by each further slow write, unless more than QUICK_CALLS quick ones preceded it.
 SLOW_FACTORS = (10, 1000)
 QUICK_CALLS = 1000
 
@@ -84,7 +84,7 @@ class GroupCommit(trio.abc.Instrument):
         self._max_inline_s = max_inline_s
         self._waiting: threads.Queue[PendingWrite | None] = threads.Queue()
         self._written: deque[tuple[Sequence[PendingWrite], StoreError | StoreConflict | None, int]] = deque()
-        #: Commits that were handed to the commit thread and not reported by it yet.
+        #: Commits that were handed to the commit thread, and that it has not reported yet.
         self._in_thread = 0
         #: Commits gathered for one inline write, and their bytes.
         self._gathers = False
@@ -327,7 +327,7 @@ class GroupCommit(trio.abc.Instrument):
 
     def _deliver(self) -> None:
         # Only as many as there are now: an answer may begin the next commit, which may end before all answers are
-        # given. The rest of the event loop needs its turn in between.
+        # given. The rest of the event loop must run in between.
         for _ in range(len(self._written)):
             group, error, count = self._written.popleft()
             self._in_thread -= count

@@ -8,7 +8,7 @@ the set's only writer.
     the commit waits for the keeper only for the next volume; the keeper never waits for the commit
     while an operation of the keeper is with the commit, the keeper changes no sealed volume; it only makes next volumes
 
-The list is always ahead of the set: it names a volume before the set does, and strikes one off before the set does. So
+The list is always ahead of the set: it names a volume before the set does, and drops one before the set does. So
 the disk has every acknowledged commit, whenever the process ends. When an operation of the commit fails after the list
 has changed, the keeper fails, and nothing is written before the store is reopened.
 """
@@ -57,7 +57,7 @@ T = TypeVar("T")
 class Keeper:
     """Calls for the commit, the event loop and readers, and the work that the thread does for them.
 
-    The calls under the first two headings send messages, and are for the party that the heading names. Everything else
+    The calls under the first two headings send messages, and are for the caller that the heading names. Everything else
     runs in the thread, which owns all fields except ``thread``, ``_spares`` and ``_checkpoint_waits``.
     """
 
@@ -290,7 +290,7 @@ class Keeper:
     def _finish(self, volume: Volume) -> None:
         try:
             with self._databases.lease(volume) as database:
-                # For faster openings, and so that LevelDB removes the log. Each batch in that has been synced.
+                # For faster openings, and so that LevelDB removes the log, in which each batch has been synced.
                 database.flush_memory()
         finally:
             self._databases.release(volume)

@@ -2,12 +2,12 @@
 
 Three kinds of callers send messages: the commit, the event loop and readers. None of them waits. Long work is a
 generator that pauses: between two of its steps the thread handles the messages that have arrived. A step may hand an
-operation to the commit, the only writer of the set of volumes. Three rules keep the threads from waiting for each other in
-a ring, and keep an operation from being applied to a state that it was not made from:
+operation to the commit, the only writer of the set of volumes. Three rules keep the threads from waiting for each other
+in a cycle, and keep an operation from being applied to a state that it was not made from:
 
-    the thread never blocks until the commit answers: while it awaits the answer it still handles urgent messages, those
+    the thread never blocks to wait for the commit: until the answer arrives it still handles urgent messages, those
     that the commit may wait for; all others stay in the backlog
-    one operation at a time is with the commit
+    at most one operation is with the commit
     after the first failure nothing is begun; the store is reopened
 """
 

@@ -1,4 +1,4 @@
-"""The metadata: a database of its own, updated from the journal of commits.
+"""The metadata: a separate database, updated from the journal of commits.
 
 A commit is one synced batch in the newest volume. Its changes of metadata are one row of that batch, an **entry** of
 the journal; entries are numbered without gaps over all volumes. An entry is applied in memory, where readers see it at

@@ -1,4 +1,4 @@
-"""The next volume, which the keeper makes while the newest one fills. The commit's half of that hand-over."""
+"""The next volume, which the keeper makes while the newest one fills. This is the commit's half of that hand-over."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from storage.leveldb.engine.database import KIB, MIB, Shape
 #: Small enough for LevelDB to leave the tables of a volume where they are: above a tenth of a table's size it would
 #: move the second table to a level whose bound of 10 MiB makes it merge.
 _VOLUME_FILE_BYTES = 1 * MIB
-#: Rows in a block of a volume.
+#: Bytes of rows in a block of a volume.
 _VOLUME_BLOCK_BYTES = 16 * KIB
 #: LevelDB's block cache for each open volume.
 _VOLUME_CACHE_BYTES = 256 * KIB
@@ -18,7 +18,7 @@ _VOLUME_CACHE_BYTES = 256 * KIB
 
 @dataclass(frozen=True, slots=True)
 class LevelDBOptions:
-    """The settings, and what is no setting. Memory under load is two to three write buffers plus the caches."""
+    """The settings, and other sizes. Memory under load is two to three write buffers plus the caches."""
 
     settings: StorageConfig = field(default_factory=StorageConfig)
     max_open_volumes: int = 32

@@ -183,7 +183,7 @@ def _up_to_dead(rows: Iterable[Row], stop: bytes, rest: Callable[[bytes], list[R
 
 
 def _few_rows(database: Readable, table: Table, start: bytes, stop: bytes, *, values: bool) -> list[Row]:
-    """Return the rows of a short range. Raises plyvel's errors, also if the range is not short."""
+    """Return the rows of a short range. Raises plyvel's errors, and one of them if the range is not short."""
     with database.rows(table, start, stop, values=values) as rows:
         found = list(islice(rows, MAX_REST_ROWS + 1))
     if len(found) > MAX_REST_ROWS:

@@ -4,7 +4,8 @@ Three rules keep a pack whole (``storage.leveldb.engine.packs``):
 
     new rows become packs only if they are of one generation of a topic, and no row of it in this volume is between them
     a row that may lie within a pack is changed by ``RowEdits``, which writes the whole pack again
-    ``Volume.may_be_packed`` never says no for a row in a pack: ``packed`` of an extent is set before the pack is written
+    ``Volume.may_be_packed`` is never False for a row in a pack: ``packed`` of an extent is set before the pack is
+    written
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class RowWrites:
     __slots__ = ("_batch", "_database", "_edits", "_volume")
 
     def __init__(self, volume: Volume, database: Database, batch: Any) -> None:
-        """``batch`` is of ``database``, which is the volume's."""
+        """``batch`` belongs to ``database``, which is the volume's."""
         self._volume = volume
         self._database = database
         self._batch = batch
@@ -48,7 +49,7 @@ class RowWrites:
             add(prefix + suffix, value)
 
     def _insert_packed(self, put: Put) -> bool:
-        """Put new rows as packs, into packs, or with a mark of their own. Returns False, without effect, if none is."""
+        """Put new rows as packs, into packs, or as packs of one. Returns False, without effect, if none are needed."""
         volume, prefix, suffixes, values = self._volume, put.prefix, put.suffixes, put.values
         packs = self._packs(put) if are_many(values) else None
         if packs is not None:

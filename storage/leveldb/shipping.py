@@ -1,4 +1,4 @@
-"""What the commit hands to the second copy: each durable batch, numbered by its journal entry."""
+"""The batches that the commit hands to the second copy: all durable ones, numbered by their journal entries."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Handed:
     """A batch of the newest volume that is durable, or will be unless the process ends."""
 
     number: int
-    """Of its journal entry; with a shipper each batch has one, so the numbers have no gaps."""
+    """The number of its journal entry; with a shipper each batch has one, so the numbers have no gaps."""
     time_ms: int
     rows: Sequence[Put | Delete]
-    """Of messages and payloads, in order."""
+    """Rows of messages and payloads, in order."""
     changes: Changes
-    """Of the metadata's database."""
+    """Changes of the metadata's database."""
     rolled_back: Sequence[Row]
     """Messages of sealed volumes as they are once the keeper has made ``sealed``."""
     sealed: Sequence[SealedChange]

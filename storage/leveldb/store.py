@@ -303,7 +303,7 @@ class LevelDBStore:
         await trio.lowlevel.checkpoint()
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
-        """See ``Store.may_have``. Always true of the metadata, which has no index in memory."""
+        """See ``Store.may_have``. Always true for the metadata, which has no index in memory."""
         if table is Table.METADATA or self._db is None:
             return start < stop
         return self._db.sets.current.may_have(table, start, stop)
@@ -375,7 +375,7 @@ class LevelDBStore:
         await self._run_inside(compact, self._reclaiming)
 
     async def tidy(self) -> int:
-        """See ``Store.tidy``. Drops volumes whose rows are all dead, and rewrites those whose rows mostly are.
+        """See ``Store.tidy``. Drops volumes whose rows are all dead, and rewrites those most of whose rows are dead.
 
         Reopens the database after a failure, as ``claim`` does: on a full disk nothing can be written, so no topic is
         claimed, and only tidying frees space.

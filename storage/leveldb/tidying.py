@@ -1,13 +1,13 @@
-"""Frees space: drops volumes whose rows are all dead, and rewrites volumes whose rows mostly are.
+"""Frees space: drops volumes whose rows are all dead, and rewrites volumes most of whose rows are dead.
 
-A row is dead if it is in a dead range or was removed. Dropping a volume removes it from the list, and removes its folder
-once no reader needs it. That reads and writes no rows, unless rows were removed one by one: then a scan confirms that
-none is left.
+A row is dead if it is in a dead range or was removed. Dropping a volume removes it from the list, and removes its
+folder once no reader needs it. That reads and writes no rows, unless rows were removed one by one: then a scan confirms
+that none is left.
 
-A volume of which more than half is dead is rewritten, together with such neighbours, as one volume: slowly, and rows
-that change during the copy are changed again in the new one. How much is dead is an estimate, so the rows are counted
-first: each rewrite leaves less than half, and nothing is rewritten again before more rows have died. The database of
-version 0.1 may be of any size: its dead rows are removed in place, as that version did.
+A volume that is more than half dead is rewritten, together with neighbours that are too, as one volume. This happens
+slowly, and rows that change during the copy are changed again in the new volume. How much is dead is an estimate, so
+the rows are counted first: each rewrite leaves less than half, and nothing is rewritten again before more rows have
+died. The database of version 0.1 may be of any size: its dead rows are removed in place, as that version did.
 
 All of this is work of the keeper's thread (``storage.leveldb.keeper``): other rows may change between two steps.
 """
@@ -56,7 +56,7 @@ SWEPT_BYTES = 16 << 20
 
 
 def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange | None, None, int]:
-    """Do one step. Returns the number of volumes that are gone.
+    """Do one step. Returns the number of volumes that were removed.
 
     Raises:
       Stopped: the step may be repeated.
@@ -381,7 +381,7 @@ def _remove(
                     removed, end = removed + len(some), some[-1][0] + b"\x00"
                     keeper.before_change(volume, database)
                     # Synced each time. Of several unsynced batches a power cut can tear one that others follow, which
-                    # LevelDB takes for damage. And the rows must be gone durably before the dead ranges are forgotten.
+                    # LevelDB treats as damage. And the rows must be gone durably before the dead ranges are forgotten.
                     with database.batch(sync=True) as batch:
                         for key, _ in some:
                             batch.delete(byte + key)

@@ -41,7 +41,7 @@ class AsyncApi:
     catalogue: Catalogue
     version: str
     is_tls: bool
-    """True if clients connect by TLS."""
+    """True if clients connect over TLS."""
 
     async def describe(self, request: Request) -> Answer:
         """Describe topics that ``match`` names and the client has a verb on. Raises InvalidParameter, StoreError."""

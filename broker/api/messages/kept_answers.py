@@ -1,12 +1,12 @@
-"""Small answers to polls, kept for readers that send the same poll: at the same time, or again before anything is new.
+"""Small answers to polls, kept for readers that send the same poll concurrently, or repeat it before anything is new.
 
 Up-to-date consumers of a topic ask for the same messages one after the other, then each polls again for messages that
 do not exist yet. Building such an answer takes three times as long as checking that a kept one is still correct. So a
-small answer that was built in one step (``Polling.poll``) is kept from the second time it is asked for.
+small answer that was built in one step (``Polling.poll``) is kept from its second request on.
 
-A page that a limit ended is correct while its first message lives, whatever is published since; a page that reached the
-end of the topic, until something is published. A rollback invalidates both, and so does setting messages aside. No
-answer is kept if a message from its start on has its own ttl.
+A page that a limit ended is correct until its first message expires, whatever is published after it; a page that
+reached the end of the topic is correct until something is published. A rollback invalidates both, and so does setting
+messages aside. No answer is kept if any message from its start on has its own ttl.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds the request that a message was published in: its producer, its sequence id, its index in a batch.
 
 Only the first row of a request has these. Rows of a request have consecutive positions, and the first row has their
-number: so the requests of the messages shown are known from the first rows among them, and for messages before those
+number. So the requests of the messages shown are known from the first rows among them, and those of earlier messages
 from one backward scan. Some rows have their index in the request, which gives the position of the first row: rows with
 attributes or their own ttl, rows in a store that instances share, and rows written by version 0.1. Those take one read
 of the store for each request.
@@ -60,7 +60,7 @@ class _First(NamedTuple):
     stamp: Stamp | None = None
     batch: int | None = None
     is_reference: bool = False
-    """True if it stands for stored messages. The request's own messages follow; the sequence ids are theirs."""
+    """True if it refers to stored messages. The request's own messages follow; the sequence ids are theirs."""
 
     def origin(self, index: int) -> Origin:
         """Return the origin of the message in the row ``index``."""

@@ -228,7 +228,7 @@ class Polling:
         """Answer any poll.
 
         Args:
-          looked: of this request, if it could be had without waiting.
+          looked: the result of ``_look_now``, if there was one.
         Raises:
           PlainsongError: a poll changes nothing, so nothing happened.
         """
@@ -620,7 +620,7 @@ async def fresh_for(transactions: Transactions, isolation: Isolation | None, tra
 
 
 def view_for(transactions: Transactions, isolation: Isolation | None, transaction: bytes | None) -> View | None:
-    """Return the reader's view; None: it reads everything, also undecided and rolled-back messages.
+    """Return the reader's view; None: it reads everything, including undecided and rolled-back messages.
 
     Take a committed reader's view *before* its span: then all messages of the transactions it shows lie before the
     span's end. A view of ``transaction`` may be made at any time.
@@ -685,7 +685,7 @@ async def read_within(
     """Read a page of at most ``max_bytes``, and reserve memory for it; it may be shorter than requested.
 
     Args:
-      room: the reservation; None: none is made.
+      room: the reservation; None if none is made.
       limit: messages that ``read`` reads at most.
       read: reads a page of at most the given payload bytes, but at least one message.
     Raises:

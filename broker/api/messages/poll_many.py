@@ -105,7 +105,7 @@ class _Isolated(NamedTuple):
 
     @property
     def by_itself(self) -> bool:
-        """True if each topic uses its own knowledge of commits, because the transaction service is unavailable."""
+        """True if each topic decides by its own undecided pointers, because the transaction service is unavailable."""
         return self.reader is not None and self.view is None
 
     def view_of(self, span: Span) -> View | None:
@@ -248,7 +248,7 @@ class PollingMany:
                 limit = min(share, room) if one.room is None else min(share, room, one.room)
                 page = await _read(access, one, limit, min(bytes_share, bytes_room), isolated)
                 if taken and page.payload_bytes > bytes_room:
-                    continue  # a page has at least one message; this one does not fit any more
+                    continue  # a page has at least one message; this one no longer fits
                 self._add(one, page)
                 taken += page.count
                 room -= page.count

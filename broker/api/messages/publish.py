@@ -92,7 +92,7 @@ class Publishing:
 
     directory: Directory
     enlistments: Enlistments | None
-    """Enlists topics before they write under a pointer; None: they need not be."""
+    """Enlists topics before they write under a pointer; None if they need not be."""
     transactions: Transactions
     rates: Rates
     refused: Callable[[str], None]
@@ -196,7 +196,7 @@ class Publishing:
         size: int,
         settled: Callable[[PublishResponse | Receipt | Exception], object],
     ) -> None:
-        """Publish a checked request; ``settled`` receives the positions of its messages, or an error as of ``publish``."""
+        """Publish a checked request; ``settled`` receives its messages' positions, or an error as in ``publish``."""
         self.put(
             name,
             _ask_to_publish(body, size),
@@ -282,7 +282,9 @@ class Publishing:
         self.directory.put(request.name, ask, settled)
 
     async def _enlist_and_roll_back(self, ask: RollBackPointer, request: Request) -> Answer:
-        """Ask the transaction service first: only it knows if the pointer is open. The topic refuses a committed one.
+        """Ask the transaction service first, since the topic cannot tell whether the pointer is open.
+
+        The topic refuses a committed one.
 
         Raises:
           TransactionNotInProgress: it is committed, or about to be. TransactionsUnavailable: unknown.

@@ -1,4 +1,4 @@
-"""Readers: positions that the daemon stores for consumers without a store of their own."""
+"""Readers: positions that the daemon stores for consumers without their own store."""
 
 from __future__ import annotations
 

@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
-#: Messages that one request looks at for a text, and for how long.
+#: How many messages one request searches for a text, and for how long.
 MAX_SCANNED = 50_000
 MAX_SCAN_S = 2.0
-#: Messages, and bytes of them, between two looks at the clock.
+#: Messages, and bytes of them, between two checks of the clock.
 CLOCK_EACH = 256
 CLOCK_EACH_BYTES = 1 << 20
 OCTETS = "application/octet-stream"
@@ -117,7 +117,7 @@ class Messages:
         """Answer with one whole message; with its bare payload if the client accepts that.
 
         Raises:
-          TopicNotFound, InvalidMessageId, StoreError; NotFound: the message does not exist, or not any more.
+          TopicNotFound, InvalidMessageId, StoreError; NotFound: the message does not exist, or no longer exists.
         """
         name = request.name
         parameters = request.parameters("payload", "longs")
@@ -295,7 +295,7 @@ class _Shown(Walk):
         return self.text in payload
 
     def _is_tired(self, size: int) -> bool:
-        """True if enough was searched, ``size`` bytes last, that the client should ask again for the rest."""
+        """True if so much was searched, ``size`` bytes just now, that the client should ask again for the rest."""
         self._bytes_unclocked += size
         if self.scanned >= MAX_SCANNED:
             return True

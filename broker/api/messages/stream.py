@@ -1,7 +1,7 @@
 """A stream of publishes: requests are pipelined, and small ones are stored together.
 
-Each request has the verdict, the limits and the errors of ``POST …/publish``. Requests enter the topic's mailbox in the
-order of arrival, and are answered in that order. A run of single messages is one request to the topic.
+Each request gets the verdict, the limits and the errors of ``POST …/publish``. Requests enter the topic's mailbox in
+the order of arrival, and are answered in that order. A run of single messages is one request to the topic.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LocalStream:
     It does not depend on other instances; ``broker.cluster.remote_stream`` builds on it.
     """
 
-    #: The other instance that owns the topic: none.
+    #: The other instance that owns the topic; None here.
     owner: Instance | None = None
 
     def __init__(

@@ -80,7 +80,7 @@ class Backups:
     version: str
     settings: BackupConfig
     file: Path | None = None
-    """Stores the time of the last complete backup across restarts; None: it is not stored."""
+    """Stores the time of the last complete backup across restarts; None if it is not stored."""
     last_success_ms: int | None = None
     """When a client last reported a complete backup."""
     _held: _Held | None = None

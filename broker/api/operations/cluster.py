@@ -47,7 +47,7 @@ class ClusterRoutes:
     directory: Directory
     ownership: Ownership
     membership: Membership | None
-    """None: there is only this instance."""
+    """None if there is only this instance."""
     links: Links | None
     security: Callable[[], SecurityDigests | None] = lambda: None
     """Returns the digests of this instance's security files; None if authentication is off."""
@@ -165,7 +165,7 @@ class ClusterRoutes:
         )
 
     async def undrain(self, request: Request) -> Answer:
-        """Undo a drain, also of an instance that is not running. Raises Conflict, ClusterUnavailable."""
+        """Undo a drain, even of an instance that is not running. Raises Conflict, ClusterUnavailable."""
         request.parameters()
         membership, name = self._cluster(), instance_name(request.path["instance"])
         await membership.change_placement(partial(Placement.with_drained, instance=name, drained=False))

@@ -1,7 +1,7 @@
 """Definitions: namespaces, topics and pins as one document, exported, and imported as a whole.
 
 An import is checked completely before anything is changed, then applied in order of name, through the routes that make
-each change, at its owner. It skips what is already as specified, so a failed import can be repeated.
+each change, at its owner. It skips definitions that are already in place, so a failed import can be repeated.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ FORMAT = 1
 #: The largest document: about a hundred thousand topics.
 MAX_BODY_BYTES = 16 << 20
 TOML_TYPE = "application/toml"
-#: The standard library's parser takes a time that grows with the square of the parts of a key: half a minute for one of
-#: 40 KB. Each part but the first has a dot, and no key has parts in two lines. This many take half a second.
+#: The time that the standard library's parser takes for a key grows with the square of the number of its parts: half a
+#: minute for a key of 40 KB. Each part but the first has a dot, and no key spans two lines. This many take half a
+#: second.
 MAX_SQUARED_DOTS = 5_000_000
 _PARTS = ("namespaces", "topics", "pins")
 _NO_PROPERTIES = {"deduplication": "inherit"}
@@ -117,7 +118,7 @@ class Definitions:
         return await in_thread(lambda: json_answer(now.shown()))
 
     async def put(self, request: Request) -> Answer:
-        """Import the document; with ``prune`` delete what it does not name, of one namespace or of all.
+        """Import the document; with ``prune`` also delete everything it does not name, or only topics of one namespace.
 
         Raises:
           MalformedBody, InvalidParameter, InvalidName, InvalidProperty, Forbidden, Conflict: nothing happened.
@@ -293,7 +294,7 @@ EVERYTHING = "*"
 
 
 def _scope(given: dict[str, str]) -> str | None:
-    """Return the namespace whose topics are pruned, or ``EVERYTHING``; None: nothing is. Raises InvalidParameter."""
+    """Return the namespace whose topics are pruned, or ``EVERYTHING``; None if nothing is. Raises InvalidParameter."""
     if not flag(given, "prune"):
         if "namespace" in given:
             raise InvalidParameter("namespace is without prune", hint="add prune=true, or remove it")

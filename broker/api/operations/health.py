@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.answers.service import ClusterHealth, ReadinessReason, TransactionsHealth, Whoami
     from plainsong.protocol.errors import PlainsongError
 
-#: Topics that cannot be loaded and are named in an answer; the rest is only counted.
+#: How many topics that cannot be loaded an answer names; the rest is only counted.
 MAX_NAMED_TOPICS = 10
 
 
@@ -165,7 +165,7 @@ class Health:
         return [Recovering(f"cannot be loaded: {named}{more}", hint="the daemon keeps trying; its log says why")]
 
     async def whoami(self, request: Request) -> Answer:
-        """Answer with the client's own name, how it was proved, and its grants."""
+        """Answer with the client's own name, how it was authenticated, and its grants."""
         request.parameters()
         who = request.who
         assert who.via != "thrift"  # this is HTTP

@@ -1,6 +1,6 @@
 """The service at a glance: all topics, sorted and paged; what needs attention; the last hour of one topic; and events.
 
-retry: 2000                  first, then each requested kind: once as it is, and again whenever it changes
+retry: 2000                  first, then each requested kind: its state now, and again whenever it changes
 event: topics                data: the rows of the topics named in the request
 event: transactions          data: {"open": [...], "total"}
 event: attention             data: as GET /v1/attention
@@ -65,7 +65,7 @@ STEP_S_EACH = 0.0002
 MAX_STEP_S = 10.0
 KINDS = ("topics", "transactions", "attention", "cluster")
 MAX_NAMED = 200
-#: Open transactions that are counted, and those that are listed.
+#: How many open transactions are counted, and how many are listed.
 MAX_OPEN = 1_000
 MAX_SHOWN = 100
 #: The client id of a transaction that was begun without one.

@@ -97,7 +97,7 @@ class Producers:
             raise
 
     async def show(self, request: Request) -> Answer:
-        """Answer with one producer; with ``generation`` also of a deleted topic that is not cleaned yet.
+        """Answer with one producer; with ``generation`` even of a deleted topic that is not cleaned yet.
 
         Raises:
           TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired: reading changes nothing.

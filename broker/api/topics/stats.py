@@ -93,7 +93,7 @@ class Counting:
     max_wait_ms: int
     delete_grace_ms: int
     ownership: Ownership | None
-    """None: there is only this instance."""
+    """None if there is only this instance."""
 
     async def stats(self, request: Request) -> Answer:
         """Answer with the topic's current figures; with ``reader=<id>`` also what a reader at that id has not read.
@@ -234,7 +234,7 @@ class Counting:
     async def _before(
         self, name: TopicName, found: StatsView, undecided: Sequence[PointerView], since: bytes
     ) -> tuple[ReaderStats, int]:
-        """Count what a reader has not read, and return it with the age of the oldest of it."""
+        """Count what a reader has not read, and return it with the age of the oldest such message."""
         numbers = await self.before_reader(found, since, undecided)
         lag_ms = 0
         if numbers["visible"]:

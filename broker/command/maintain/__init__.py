@@ -1,3 +1,3 @@
-"""``plainsong maintain``: shows what of a topic may be removed, and removes it from tables in HBase."""
+"""``plainsong maintain``: shows which rows of a topic may be removed, and removes them from tables in HBase."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Carries plans out in HBase: many ranges at a time, by the rules of the janitor, while the topics' owners work.
+"""Carries out plans in HBase: many ranges at a time, by the janitor's rules, while the topics' owners keep working.
 
 It removes only rows that no reader can see, whichever instance owns the topic. So the work needs no claim, and it may
 be done twice, by two processes at once, or in part.
@@ -104,7 +104,7 @@ def clean(
     Args:
       addresses, table_prefix: of the Thrift gateways, and of the daemon's tables.
       parts: number of parts to cut each range into.
-      tls: returns the context of each connection to a gateway; None: no TLS.
+      tls: returns the context of each connection to a gateway; None for no TLS.
     Raises:
       CommandFailed: HBase does not answer, or the tables are another daemon's, and nothing was done; or a part failed.
       PlainsongError: the daemon does not answer; some parts may have been done.

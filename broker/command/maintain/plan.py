@@ -38,7 +38,7 @@ class TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class Uncleaned:
-    """Stored rows of a topic that no reader can see any more."""
+    """Stored rows of a topic that readers can no longer see."""
 
     created_ms: int
     """When the generation was created."""

@@ -30,7 +30,7 @@ class Http2Bounds:
 
 
 class Patch(H2Protocol):
-    """Hypercorn's protocol, with each event handled by itself: an error of one stream leaves the others alone.
+    """Hypercorn's protocol, with each event handled separately: an error of one stream does not affect the others.
 
     Args:
       others: hypercorn's own arguments.

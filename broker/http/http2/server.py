@@ -90,7 +90,7 @@ class Http2Connection:
         self._send_lock = trio.Lock()
         self._life = trio.CancelScope()
         self._sending: trio.CancelScope | None = None
-        #: The deadline for the first request: an unauthenticated client may hold a connection no longer.
+        #: The deadline for the first request: an unauthenticated client may not hold a connection for longer.
         self._head_due_s = trio.current_time() + server.settings.header_timeout_s if server.asks_for_names else inf
         #: Covers each read.
         self._reading = trio.CancelScope()
@@ -156,7 +156,7 @@ class Http2Connection:
         """Pass input to the protocol until the client leaves, or is given up."""
         data = already_read or await self._received()
         while data:
-            if not self._closing:  # nothing would be answered any more
+            if not self._closing:  # nothing more would be answered
                 await self._protocol.handle(RawData(data))
             data = await self._received()
         if data is not None:

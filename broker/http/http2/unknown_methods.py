@@ -1,4 +1,4 @@
-"""Patch: hypercorn loses the connection at CONNECT, and takes a method in lower case for the one in upper case."""
+"""Patch: hypercorn loses the connection at CONNECT, and treats a method in lower case like the one in upper case."""
 
 from __future__ import annotations
 

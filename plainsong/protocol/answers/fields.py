@@ -1,4 +1,4 @@
-"""What the types of answers are made of: keywords of JSON Schema, and fields that many answers share."""
+"""The parts of the types of answers: keywords of JSON Schema, and fields that many answers share."""
 
 from collections.abc import Callable
 from typing import Annotated, NamedTuple, TypeAlias, TypedDict, TypeVar

@@ -117,7 +117,7 @@ RECEIPT = AvroSchema(
 
 
 def prepare() -> None:
-    """Loads fastavro and parses what answers are written with."""
+    """Loads fastavro and parses the schemas of answers."""
     for schema in (PUBLISH_RESPONSE, PUBLISH_RESPONSE_2, RECEIPT):
         _ = schema.parsed
 
@@ -311,7 +311,7 @@ _NO_OTHER_FIELDS = bytes(6) + _NONE_OF_THE_REST
 _BEHIND_ID = AVRO_END + _NONE_OF_THE_REST
 #: The bytes before the only sequence id: the branch of the union, and an array block of one item.
 _ONE_ID = b"\x02\x02"
-#: All values of a varint's bytes but its last.
+#: The values of all bytes of a varint except its last.
 _GO_ON = bytes(range(0x80, 0x100))
 #: Bytes of the longest varint, of 64 bits.
 _LONGEST_NUMBER = 10

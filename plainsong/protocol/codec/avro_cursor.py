@@ -1,6 +1,6 @@
 """A strict reader of raw Avro: a cursor over a body, with fast paths for arrays of payloads and runs of numbers.
 
-fastavro reads this format too, but trusts its input: it takes union branch -1 for the last one, silently overflows
+fastavro reads this format too, but trusts its input: it reads union branch -1 as the last one, silently overflows
 numbers of twelve bytes, and ignores bytes after a record. Bodies come from untrusted clients, so these functions
 accept exactly what the format allows, report the position of a violation, and allocate nothing before the bytes for
 it are known to exist.
@@ -135,7 +135,7 @@ class Cursor:
             count = -count
             size = self.long()
             stop = self.at + size
-        if count > len(self.data) - self.at:  # an item takes a byte at least
+        if count > len(self.data) - self.at:  # an item takes at least a byte
             raise malformed(f"a block of {count} items, with {len(self.data) - self.at} bytes left,", at)
         return count, stop
 
@@ -156,7 +156,7 @@ class Cursor:
             self.end_block(stop)
 
     def only(self, read: Callable[[], T]) -> list[T] | None:
-        """An array of one item in one block, as most requests have; None: it is another, and nothing was read.
+        """An array of one item in one block, as in most requests; None: it is another array, and nothing was read.
 
         Measured, the general way takes three times as long for it.
         """
@@ -321,7 +321,7 @@ def end_of_run(data: bytes, at: int, first: int, count: int) -> int | None:
 
 
 def _unsigned(number: int) -> bytes:
-    """A varint without a sign: that of half of it, when it is even."""
+    """A varint without zigzag: the zigzag varint of its half, with the lowest bit added."""
     half = varint(number >> 1)
     return half if not number & 1 else bytes([half[0] | 1]) + half[1:]
 

@@ -37,7 +37,7 @@ MAX_VALUES = 4 * MAX_MESSAGES
 
 
 def gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Short pieces put together; an empty one, which only takes time to make, is passed on."""
+    """Join short pieces; an empty one, which only takes time to make, is passed on."""
     out: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -141,7 +141,7 @@ class Codec(Protocol):
         ...
 
     def decode_page(self, body: bytes) -> list[Message]:
-        """The answer to a poll, in topic order; one that is cut off raises."""
+        """The answer to a poll, in topic order; a truncated one raises."""
         ...
 
 

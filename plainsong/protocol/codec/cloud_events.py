@@ -1,6 +1,6 @@
 """CloudEvents 1.0.2 over HTTP: events as messages, and messages as events.
 
-A message that came as an event has the event's data as its payload, and its other attributes as ``ce_id``,
+A message that arrived as an event has the event's data as its payload, and its other attributes as ``ce_id``,
 ``ce_source`` and so on; ``datacontenttype`` is ``content-type``, the name that other programs look for.
 """
 
@@ -45,7 +45,7 @@ REQUIRED = ("specversion", "id", "source", "type")
 BINARY_MODE_HEADERS = frozenset(f"ce-{name}" for name in REQUIRED)
 #: The id of the message, on every event of a poll.
 ID_EXTENSION = "plainsongid"
-#: The type of an event that a message without one is shown as.
+#: The type of event as which a message without a type is shown.
 MESSAGE_TYPE = "plainsong.message"
 VERSION = "1.0"
 CONTENT_TYPE = "content-type"
@@ -54,7 +54,7 @@ _NEEDED = "an event needs specversion, id, source and type"
 _NAME = re.compile(r"[a-z0-9]+")
 #: Attributes that are strings, and nothing else.
 _STRINGS = frozenset({*REQUIRED, "datacontenttype", "dataschema", "subject", "time"})
-#: Members of the envelope that are no attributes of ours.
+#: Members of the envelope that cannot be names of attributes.
 _NO_ATTRIBUTES = frozenset({"data", "datacontenttype"})
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -86,7 +86,7 @@ def decode_events(mode: Mode, headers: Mapping[str, str], body: bytes) -> Publis
     """The messages of a publish of events.
 
     Raises:
-      InvalidParameter: an attribute is missing, or has a name or value that none may have.
+      InvalidParameter: an attribute is missing, or has a name or value that is not allowed.
       MalformedBody: no JSON, or no event in it. RequestTooLarge: more than ``MAX_MESSAGES``.
     """
     if mode == "binary":
@@ -134,7 +134,7 @@ def _attributes_in_event(event: Mapping[str, Any], where: str) -> dict[str, str]
     content_type = None
     for name, value in event.items():
         if value is None or name in ("data", "data_base64"):
-            continue  # null is as if it was not there
+            continue  # null counts as absent
         if name in _STRINGS and not isinstance(value, str):
             raise InvalidParameter(f"{where}{name} is {values.kind_of(value)}", hint="it is a string")
         text = _canonical(value, where + name)
@@ -205,9 +205,9 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def _data_texts(text: str, events: list[Any]) -> list[str | None]:
-    """The ``data`` of each event, as it stands in a body that is known to be JSON.
+    """The ``data`` of each event, as written in a body that is known to be JSON.
 
-    It is cut out, not encoded again: ``1.10`` would become ``1.1``, and invalidate a signature over the data.
+    It is copied, not encoded again: ``1.10`` would become ``1.1``, and invalidate a signature over the data.
     """
     at = _skip(text, 0)
     if text[at] == "{":
@@ -306,7 +306,7 @@ def events_pieces(page: Page, source: str, *, payload_base64: bool = False) -> I
     """Encode the messages of a page as a batch of events, lazily, in pieces of about ``PIECE_BYTES``.
 
     Args:
-      source: of messages that are no events.
+      source: of messages that are not events.
       payload_base64: write all data as base64.
     """
     attributes = page.attributes

@@ -83,7 +83,7 @@ def _utf8(entry: str, index: int) -> bytes:
 
 
 def _message(entry: Any, index: int, items: dict[int, dict[str, Any]]) -> bytes:
-    """The payload of an entry that is no string; its other fields are added to ``items``."""
+    """The payload of an entry that is not a string; its other fields are added to ``items``."""
     where = f"messages[{index}]"
     if not isinstance(entry, dict) or "payload" not in entry:
         if isinstance(entry, dict) and not entry.keys() & {"base64", "bytes"}:
@@ -331,12 +331,12 @@ def _payload(raw: bytes) -> str | dict[str, str]:
 
 
 def payload_writer(*, payload_base64: bool) -> Callable[[bytes], str]:
-    """Writes payloads as JSON has them: text where it is UTF-8, or never."""
+    """Return a function that writes payloads in JSON: as text if they are UTF-8, or always in base64."""
     return _base64_object if payload_base64 else _text_or_base64
 
 
 def payload_pieces(raw: bytes, *, payload_base64: bool) -> Iterator[bytes]:
-    """A long payload as ``payload_writer`` writes it, in pieces; those made while it is found out to be text are empty."""
+    """A long payload as ``payload_writer`` writes it, in pieces; they are empty while it is checked for text."""
     texts: list[str] = []
     if not payload_base64:
         decoder = getincrementaldecoder("utf-8")()
@@ -360,7 +360,7 @@ def payload_pieces(raw: bytes, *, payload_base64: bool) -> Iterator[bytes]:
 
 
 def text_pieces(text: str) -> Iterator[bytes]:
-    """A string as JSON has it; a long one in pieces."""
+    """A string in JSON; a long one in pieces."""
     if len(text) <= PIECE_BYTES:
         yield encode_basestring(text).encode()
         return

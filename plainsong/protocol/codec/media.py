@@ -30,7 +30,7 @@ class MediaType(NamedTuple):
     name: str
     """``type/subtype``, lower case."""
     parameters: dict[str, str]
-    """Names in lower case, values without quotes; of a parameter given twice the last."""
+    """Names in lower case, values without quotes; of a repeated parameter the last."""
 
 
 def parse_media_type(header: str) -> MediaType:
@@ -88,7 +88,7 @@ class FramesOptions:
 
 
 def accept_frames(accept: str | None) -> FramesOptions | None:
-    """The frames that an ``Accept`` header lists, in any place of it; None when it does not.
+    """The frames that an ``Accept`` header lists, at any place; None if it lists none.
 
     Raises:
       InvalidParameter: it lists frames with unsupported parameters only.
@@ -112,7 +112,7 @@ def encode_frames(page: Page, options: FramesOptions) -> bytes:
 
 
 def frames_pieces(page: Page, options: FramesOptions) -> Iterator[bytes]:
-    """The same in pieces of about ``PIECE_BYTES``, each made when it is asked for."""
+    """The same in pieces of about ``PIECE_BYTES``, each made on demand."""
     if options.pointers or (options.attributes and page.attributes):
         frames = _rich(page, options)
     else:
@@ -122,7 +122,7 @@ def frames_pieces(page: Page, options: FramesOptions) -> Iterator[bytes]:
 
 
 def _plain(page: Page, tail: bytes) -> Iterator[bytes]:
-    """Messages with id and payload alone; ``tail`` follows each."""
+    """Messages with only id and payload; ``tail`` follows each."""
     out: list[bytes] = []
     bytes_out = 0
     last_size = -1

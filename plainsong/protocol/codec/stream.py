@@ -88,8 +88,8 @@ _FIELDS: Mapping[str, tuple[str, values.Kind]] = {
 class RequestReader:
     """Reads the requests of one stream, message by message.
 
-    A key must not be there twice, which msgpack allows. To look at the keys of each map takes a tenth of the time that a
-    single takes in all, so it begins with the first map of more than one: a stream of singles has none.
+    A key must not occur twice, although msgpack allows it. Checking the keys of each map takes a tenth of the total
+    time of a single, so the checks begin with the first map of more than one key: a stream of singles has none.
     """
 
     __slots__ = ("_plain", "_shared")
@@ -99,7 +99,7 @@ class RequestReader:
         self._shared = _unpacker(_SMALL_BYTES, max_map_len=1)
 
     def read(self, message: bytes) -> tuple[list[Part], MalformedBody | None]:
-        """Decode the requests of a message; the error, if any, came after them and ends the reading."""
+        """Decode the requests of a message; the error, if any, follows them and ends the reading."""
         if self._plain:
             shared = len(message) <= _SMALL_BYTES
             found = self._read(message, self._shared if shared else _unpacker(len(message), max_map_len=1))
@@ -110,11 +110,11 @@ class RequestReader:
         shared = len(message) <= _SMALL_BYTES
         unpacker = self._shared if shared else _unpacker(len(message), object_pairs_hook=_without_doubles)
         found = self._read(message, unpacker)
-        assert found is not None  # only None while maps of more than one are not read
+        assert found is not None  # only None while maps of more than one key are not read
         return found
 
     def _read(self, message: bytes, unpacker: Any) -> tuple[list[Part], MalformedBody | None] | None:
-        """As ``read``; None: there is a map of more than one, or no msgpack, and maps of one alone are read."""
+        """As ``read``; None: a map has more than one key, or msgpack is invalid, while only maps of one key are read."""
         parts: list[Part] = []
         numbers: list[int] = []
         payloads: list[bytes] = []
@@ -143,7 +143,7 @@ class RequestReader:
         except (ValueError, RecursionError, msgpack.exceptions.UnpackException) as broken:
             if self._plain:
                 return None
-            # Its words are the library's, and may quote what was sent.
+            # Only the name of the error: the library's message may quote the request.
             return parts, MalformedBody(
                 f"invalid msgpack after request {_count(parts)} of the message", hint=_said(broken)
             )
@@ -167,7 +167,7 @@ def _unpacker(size: int, *, max_map_len: int = _MAX_MAP, **more: Any) -> Any:
 
 
 def _without_doubles(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A map. Raises MalformedBody: a key is there twice, and two readers could take another value each."""
+    """Make a map. Raises MalformedBody: a key occurs twice, and two readers could use different values."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise MalformedBody("a key of a map occurs twice")
@@ -213,7 +213,7 @@ def encode_receipts(numbers: Sequence[int], receipt: Receipt) -> bytes:
 
 
 def encode_receipt(number: int, receipt: Receipt) -> bytes:
-    """An answer without a write pointer. Fields with defaults are left out; that of ``lastId`` is ``firstId``."""
+    """An answer without a write pointer. Fields with defaults are left out; ``lastId`` defaults to ``firstId``."""
     fields: dict[str, Any] = {"firstId": receipt.first_id}
     if receipt.last_id != receipt.first_id:
         fields["lastId"] = receipt.last_id

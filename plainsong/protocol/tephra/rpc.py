@@ -1,7 +1,7 @@
 """The calls of Tephra's transaction service: methods, values, and messages of Thrift's binary protocol.
 
-Clients of releases 0.4 to 0.16 are served: newer ones call the methods that take a client id and throw, older ones
-the others. Arguments have the field ids 1, 2, …; a result has id 0, a declared error its place among the method's
+Clients of releases 0.4 to 0.16 are served: newer ones call the methods that take a client id and throw, older ones the
+others. Arguments have the field ids 1, 2, …; a result has id 0, a declared error has its place among the method's
 errors.
 """
 
@@ -126,7 +126,7 @@ class Method(NamedTuple):
 
     args: tuple[Kind, ...]
     result: Kind | None
-    """None: it has none."""
+    """None if it has none."""
     throws: tuple[type[TephraError], ...] = ()
 
 
@@ -228,7 +228,7 @@ def decode_call(message: bytes) -> Call:
 
     Raises:
       RefusedCall: the method is unknown, or its arguments are malformed; ``encode_failure`` answers it.
-      MalformedThrift: the message is no call; the connection has to end.
+      MalformedThrift: the message is not a call; the connection has to end.
     """
     reader = ThriftReader(message)
     name, sequence_id = _begin(reader, _CALL)

@@ -1,9 +1,9 @@
 """Thrift's binary protocol, read strictly, and its framed transport.
 
-The bytes come from untrusted clients. Every count is checked against the bytes that are left before anything is
-allocated, every type must be one of the format's, containers nest no deeper than ``MAX_DEPTH``, and fields and skipped
-items are bounded; so a few megabytes of empty structs do not cost seconds.
-Numbers are big-endian. A struct is fields, each ``type:u8 id:i16 value``, and a zero byte.
+The bytes come from untrusted clients. Every count is checked against the remaining bytes before anything is allocated,
+every type must be one of the format's, containers nest no deeper than ``MAX_DEPTH``, and fields and skipped items are
+bounded; so a few megabytes of empty structs do not cost seconds. Numbers are big-endian. A struct is fields, each
+``type:u8 id:i16 value``, and a zero byte.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 
 MAX_DEPTH = 32
 #: Fields, and items skipped one by one, that a reader accepts; lists of numbers are read and skipped in one step.
 MAX_VALUES = 10_000
-#: Most byte strings in one list.
+#: The maximum number of byte strings in one list.
 MAX_BINARIES = 200_000
 _SIZES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
 #: The fewest bytes of a value, against which a count is checked.
@@ -179,7 +179,7 @@ class ThriftFrameTooLarge(ValueError):
 
 
 def framed(message: bytes) -> bytes:
-    """A message with its length before it."""
+    """A message, preceded by its length."""
     return pack(">i", len(message)) + message
 
 

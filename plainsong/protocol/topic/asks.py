@@ -274,7 +274,7 @@ class SnapshotView:
     """The last snapshot of a topic's producers, and the replay after it at the last load."""
 
     position: bytes | None
-    """10 bytes: the producers' rows are complete up to this position; None: nothing was published before it."""
+    """10 bytes: the producers' rows are complete up to this position; None if nothing was published before it."""
     at_ms: int
     entries_since: int
     """Requests of producers since the snapshot."""
@@ -416,7 +416,7 @@ class Slice(NamedTuple):
     messages: int
     bytes: int
     own_expiry_ms: int
-    """When the first message with a time to live of its own expires; 0 if there is none."""
+    """When the first message with its own time to live expires; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,7 +516,7 @@ class CleaningPlan:
     expired: tuple[bytes, bytes] | None = None
     """``[start, stop)`` of message keys, all expired."""
     due: tuple[tuple[int, int], ...] = ()
-    """Slices ``(first_ms, last_ms)`` with expired messages that had a time to live of their own."""
+    """Slices ``(first_ms, last_ms)`` with expired messages that had their own time to live."""
     purge: tuple[int, int] | None = None
     """First and last generation to remove completely."""
     prefix: bytes = b""

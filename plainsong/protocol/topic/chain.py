@@ -9,15 +9,15 @@ holder of one link can detect every change before it.
 
     messages   rows of a request, or of several consecutive ones in a commit, up to a bound: digests of their
                ids, payloads and attributes, and their write pointer
-    found      rows without an entry, left by a commit that was cut off
+    found      rows without an entry, left by an interrupted commit
     rollback   the sign of a write pointer was inverted in the rows of a range
     set aside  the rows of a range were removed
     restored   the topic was restored from a backup; transactions that were open then count as rolled back
     begin, end the property was switched on or off
 
-A row that publishes stored messages has an entry of its own, with a digest of the rows that it makes visible.
+A row that publishes stored messages has a separate entry, with a digest of the rows that it makes visible.
 
-Entries that do not cover messages take a position of their own. Messages with a time to live of their own have a
+Entries that do not cover messages have their own position. Messages with their own time to live have a
 separate digest for each expiry time, which stays when cleaning removes them.
 """
 
@@ -60,7 +60,7 @@ _ONE = COUNT.pack(1)
 
 
 class Expiring(NamedTuple):
-    """Rows of an entry that expire at the same time, by a time to live of their own."""
+    """Rows of an entry that expire at the same time, by their own time to live."""
 
     expires_ms: int
     indexes: tuple[int, ...] | None
@@ -88,7 +88,7 @@ class ChainEntry:
     pointer: int = 0
     """The write pointer of its rows; 0 if they have none."""
     digest: bytes | None = None
-    """The digest of the rows without a time to live of their own."""
+    """The digest of the rows without their own time to live."""
     expiring: tuple[Expiring, ...] = ()
     of: tuple[str, int] | None = None
     """The topic and generation in which the chain began."""
@@ -385,7 +385,7 @@ def with_first(positions: Sequence[bytes], record: dict[str, object]) -> dict[st
 def record_of_wire(first: bytes, count: int, wire: bytes) -> dict[str, object]:
     """Return the record of an entry of ``count`` messages from the position ``first`` on, given their wire form.
 
-    They must have no write pointer, no attributes and no times to live of their own.
+    They must have no write pointer, no attributes and no their own times to live.
     """
     if count == 1:
         return {"d": sha256(_ONE + wire).digest()}

@@ -46,7 +46,7 @@ def schedule_snapshot(state: TopicState, now: Now) -> None:
 # --- write pointers --------------------------------------------------------------------------------
 
 
-#: Rows about decided pointers are removed by the next commit; beyond this number they get a commit of their own.
+#: Rows about decided pointers are removed by the next commit; beyond this number they get a separate commit.
 MAX_FORGOTTEN = 1024
 
 
@@ -157,7 +157,7 @@ def write_changed_producers(state: TopicState, step: Step) -> None:
 
 
 def write_producers_record(state: TopicState, step: Step, record: DeduplicationRecord) -> None:
-    """Write the row that says whether producers are remembered."""
+    """Write the row that records whether producers are remembered."""
     producers = state.producers
     producers.record, producers.record_changed = record, False
     key = system_key(PRODUCERS, state.name, state.living_or_last().generation)

@@ -369,7 +369,7 @@ class Parking:
 
     def park(self, ticket: Hashable, look: Look, span: Span) -> None:
         """Park ``ticket`` until its deadline at the latest; ``span`` is the answer then."""
-        assert look.deadline_s is not None  # else it does not wait
+        assert look.deadline_s is not None  # otherwise it does not wait
         self._number += 1
         parked = Parked(ticket, look, self._number, span)
         self._parked[ticket] = parked

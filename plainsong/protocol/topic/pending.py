@@ -12,7 +12,7 @@ on them: the sign in the message row and the reader's snapshot determine it.
                   i producer → ranges of sequence ids published
                   x rolled back  o stored messages are being removed
                   d stored by: list of producer, segment or "", epoch, highest sequence id
-                  n the producer that staged: the pointer is below 0, and no transaction's
+                  n the producer that staged: the pointer is below 0, and belongs to no transaction
                   k link of the stored messages without a segment; a segment's is its fourth number: in chained topics
 """
 

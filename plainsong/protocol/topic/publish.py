@@ -171,7 +171,7 @@ def add_messages(
         return
     if row_extras is not None and state.epoch:
         # The next owner may be an instance of version 0.1, which attributes only rows with extras to a request, and
-        # would treat a request with a plain row as cut off.
+        # would treat a request with a plain row as incomplete.
         row_extras.one_by_one = True
     batch = step.row_batch(state.prefix)
     first, messages, size_before = len(batch), request.messages, batch.value_bytes
@@ -190,7 +190,7 @@ def add_messages(
 
 
 def _is_one(request: PublishRequest) -> bool:
-    """Return True if it has one message, without a time to live of its own."""
+    """Return True if it has one message, without its own time to live."""
     return len(request.messages) == 1 and request.ttl_s is None and request.message_ttls_s is None
 
 
@@ -392,7 +392,7 @@ def _check_issued(state: TopicState, pointer: int) -> None:
 
 
 def check_pointer(pointer: int) -> None:
-    """Raise InvalidParameter for a number that is no write pointer."""
+    """Raise InvalidParameter for a number that is not a write pointer."""
     if pointer <= 0:
         raise InvalidParameter(f"write pointer {pointer} is not above 0", hint="begin a transaction to get one")
 

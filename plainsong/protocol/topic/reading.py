@@ -1,7 +1,7 @@
 """Reading a topic: walks of a reader through its rows, for pages, extents, counts and the newest message.
 
     message row                      its treatment, in this order
-      expired by a ttl of its own      skipped
+      expired by its own ttl           skipped
       rolled back, invalid             skipped by a reader with a view
       undecided                        holds a reader with a view: it gets no later message yet
       written after the moment         skipped by a reader as of a moment
@@ -99,7 +99,7 @@ class Walk(InlineDelivery):
         self._as_of = view if isinstance(view, AsOfView) else None
         self._later_key = b"" if self._as_of is None else span.prefix + self._as_of.bound[:POSITION_BYTES]
         self._later_rows = 0
-        #: No later row is visible: all were written after the moment.
+        #: True if no later row is visible: all were written after the moment.
         self._is_over = False
 
     @property
@@ -163,7 +163,7 @@ class Walk(InlineDelivery):
             return False
         return go_on and not self._is_over
 
-    #: Most rows that it reads after its moment.
+    #: The maximum number of rows that it reads after its moment.
     _most_later_rows: float = float("inf")
 
     def _cut_later(self, message_id: bytes) -> None:
@@ -423,7 +423,7 @@ class Paging(Walk):
 # it remembers the ids of messages at a stride of bytes; when there are too many, it drops every other one.
 
 
-#: Most ids remembered; each of a thousand parts is then exact to a sixteenth.
+#: The maximum number of ids remembered; each of a thousand parts is then exact to a sixteenth.
 MAX_SPLIT_POINTS = 16_384
 
 

@@ -34,7 +34,7 @@ class RowExtras:
 
     The first row has the stamp and the batch. The other rows are usually like those of a plain publish, so that they
     are made, stored and read as fast; their request is found by going back to the first row. Rows that are encoded one
-    by one, for attributes or times to live of their own, also have their index in the request. So has every row if
+    by one, for attributes or their own times to live, also have their index in the request. So does every row if
     version 0.1 may own the topic next.
     """
 
@@ -69,7 +69,7 @@ class RowExtras:
     def heads(self, pointer: int | None) -> tuple[bytes, bytes] | None:
         """Return the bytes before the length in the first row's value, and in those of the others, if these are alike.
 
-        For messages without times to live of their own. None if they must be encoded one by one.
+        For messages without their own times to live. None if they must be encoded one by one.
         """
         if self.attributes is not None or (self.one_by_one and self.indexed):
             return None
@@ -80,7 +80,7 @@ class RowExtras:
         return others if self.begin or not self.first else row_head(pointer, {**self.first, **same}), others
 
     def head_of_one(self, pointer: int | None) -> bytes:
-        """Return the bytes before the length in the row of a request's only message, without attributes of its own."""
+        """Return the bytes before the length in the row of a request's only message, without its own attributes."""
         if not (self.begin or self.every or self.shared):
             return row_head(pointer, self.first)
         return row_head(pointer, self._extras_of(0))

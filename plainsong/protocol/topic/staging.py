@@ -206,7 +206,7 @@ def record_store(pending: Pending, request: PublishRequest, dedup: Deduplication
 
 #: The end of the highest id at a position.
 _LAST_PAYLOAD_PART = b"\xff" * len(NO_PAYLOAD_PART)
-#: Maximum of segments named in an error.
+#: Maximum number of segments named in an error.
 _MAX_NAMED = 5
 
 
@@ -218,8 +218,8 @@ def store_staged(state: TopicState, step: Step, ask: StoreStaged, now: Now) -> N
     Raises:
       TopicNotFound, GenerationChanged, TransactionRequired, NoMessages, MessageTooLarge, RequestTooLarge, LowSpace,
       TopicFull, TransactionTooLarge (too many segments), Overloaded, InvalidParameter (two routing keys),
-      ProducerFenced, ProducerExpired, DamagedRow, AlreadyPublished (the segment's earlier messages are not staged any
-      more): nothing happened.
+      ProducerFenced, ProducerExpired, DamagedRow, AlreadyPublished (the segment's earlier messages are no longer
+        staged): nothing happened.
     """
     request = ask.request
     metadata = _check_topic(state, request)
@@ -321,7 +321,7 @@ def _open_staging(state: TopicState, step: Step, producer: str) -> Pending:
     pending = Pending(staged_pointer(run.ts_ms, run.first), state.time_ms, state.time_ms, staged_by=producer)
     state.pending[pending.pointer] = pending
     state.staged[producer] = pending.pointer
-    # Before the payload rows: if the commit is cut off after them, the pointer must not be assigned a second time.
+    # Before the payload rows: if the commit is interrupted after them, the pointer must not be assigned a second time.
     key = pointer_key(state.name, state.living().generation, pending.pointer)
     step.write(put_one(Table.METADATA, key, pending.encode()))
     return pending

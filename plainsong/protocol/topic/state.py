@@ -61,7 +61,7 @@ class Now(NamedTuple):
     mono_s: float
     """A monotonic clock, for deadlines."""
     low_space: bool = False
-    """The disk is nearly full: publishes are refused."""
+    """True if the disk is nearly full: publishes are refused."""
     decided: tuple[int, ...] = ()
     """Write pointers that were committed or aborted since the last step."""
     deduplication: NamespacePolicy = INHERITED
@@ -89,7 +89,7 @@ class TopicLimits:
     max_ahead_ms: int = 0
     """The maximum by which an unknown write pointer may be ahead of the topic's clock; 0: unlimited."""
     issues_pointers: bool = False
-    """The authority issues every write pointer: one that is unknown to it belongs to no transaction, and is refused."""
+    """True if the authority issues every write pointer: one that it did not issue is refused."""
     deduplication_default: bool = True
     """True if producers are remembered when neither topic nor namespace decides."""
     snapshot_entries: int = 1000
@@ -191,7 +191,7 @@ class TopicState:
     """The bound after the watermark, computed on demand."""
     readers: dict[str, Reader] = field(default_factory=dict)
     authority: Authority = field(default_factory=NoAuthority)
-    """Knows the standing of write pointers."""
+    """Returns the standing of write pointers."""
     enlistment: Enlistment | None = None
     """The pointers that may be written under, if another instance decides them; None if the authority is local."""
     pending: dict[int, Pending] = field(default_factory=dict)
@@ -214,11 +214,11 @@ class TopicState:
     """The topic's time in the last high-water mark."""
     producers: ProducerTable = field(default_factory=lambda: ProducerTable(0))
     torn: list[bytes] = field(default_factory=list)
-    """Keys of the message rows of a cut-off atomic request, last one first; the next step removes them."""
+    """Keys of the message rows of an incomplete atomic request, last one first; the next step removes them."""
     torn_bytes: int = 0
     """Bytes of these rows."""
     torn_payloads: list[bytes] = field(default_factory=list)
-    """Keys of payload rows that a cut-off commit left; the next step removes them."""
+    """Keys of payload rows that an interrupted commit left; the next step removes them."""
     epoch: int = 0
     """The epoch of the owner that loaded it; 0 if the store has a single writer."""
     chain: Chain | None = None
@@ -236,7 +236,7 @@ class TopicState:
     # --- loading -------------------------------------------------------------------------------
 
     def begin(self, metadata: Metadata, mark: HighWater | None) -> bytes:
-        """Start from the rows of the metadata table. Returns the message key from which rows are to be replayed."""
+        """Start from the rows of the metadata table. Returns the message key from which rows must be replayed."""
         self.metadata = metadata
         self.marked = mark is not None
         mark = mark or HighWater()
@@ -280,7 +280,7 @@ class TopicState:
     def _replay_under(self, position: bytes, value: bytes) -> tuple[int, int]:
         """Replay a row with a write pointer or a reference to stored messages. Returns its messages and their bytes.
 
-        If a commit was cut off before its pointer rows, this reconstructs them.
+        If a commit was interrupted before its pointer rows, this reconstructs them.
         """
         try:
             row = decode_row(value)
@@ -319,7 +319,7 @@ class TopicState:
         """Restore a staged pointer: reserve its position, and assign it to its producer unless it is abandoned."""
         self.sequence.advance_past(*position_of_staged(pending.pointer))
         if pending.last_stored is None:
-            pending.orphaned = True  # a commit was cut off, and may have left rows that were never acknowledged
+            pending.orphaned = True  # a commit was interrupted, and may have left rows that were never acknowledged
         if pending.staged_by is not None and not pending.orphaned:
             self.staged[pending.staged_by] = pending.pointer
 
@@ -407,7 +407,7 @@ class TopicState:
     def expires_ahead(self) -> bool:
         """Return True if messages have expired by a time that is not durable yet.
 
-        Another owner, or this one after a restart, may have a slower clock, and must not show them again.
+        Another owner, or this one after a restart, may have a clock that is behind, and must not show them again.
         """
         durable_ms = max(self.marked_ms, self.sequence.last_ts_ms)
         if self.time_ms - durable_ms < MAX_LAG_MS or self.metadata is None or self.metadata.deleted_ms is not None:
@@ -417,8 +417,8 @@ class TopicState:
     def close_moment(self, at_ms: int, wall_ms: int) -> bool:
         """Assign only publish times after a moment from now on. Returns True if a mark has to make that durable.
 
-        Another owner, or this one after a restart, may have a slower clock. Raises InvalidParameter: the moment is in
-        the future, both by the topic's time and by the clock.
+        Another owner, or this one after a restart, may have a clock that is behind. Raises InvalidParameter: the moment
+        is in the future, both by the topic's time and by the clock.
         """
         if self.metadata is None or self.metadata.deleted_ms is not None:
             return False
@@ -471,7 +471,7 @@ class Replay:
 
     @property
     def is_open(self) -> bool:
-        """True if the next row may belong to the same request as the last; it must then be taken in any case."""
+        """True if the next row may belong to the same request as the last; it must then be taken."""
         return self._open is not None
 
     def take(self, key: bytes, value: bytes, size: int) -> None:

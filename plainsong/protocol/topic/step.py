@@ -205,7 +205,7 @@ class RowBatch:
         self._lengths: set[int] = set()
         #: Index of an item → end of its own time to live (ms), for items that have one.
         self.expiries: dict[int, int] = {}
-        #: True if any row may have a time to live of its own, including those before the last reference row.
+        #: True if any row may have its own time to live, including those before the last reference row.
         self.may_expire = False
         #: Index of an item → its attributes, for items that have any.
         self.attributes: dict[int, Mapping[str, str]] = {}
@@ -287,7 +287,7 @@ class RowBatch:
         Args:
           length: the common length of all messages, if known.
 
-        Returns the time (ms) at which the first message with a time to live of its own expires, 0 if there is none.
+        Returns the time (ms) at which the first message with its own time to live expires, 0 if there is none.
         """
         plain = pointer is None and ttls_s is None and row_extras is None
         first_item = len(self.suffixes) - self._begin
@@ -389,7 +389,7 @@ class RowBatch:
 class OpenEntry:
     """An entry of the topic's chain that covers consecutive requests of a step.
 
-    The requests have no write pointer, no attributes and no times to live of their own. So a commit of many small
+    The requests have no write pointer, no attributes and no their own times to live. So a commit of many small
     requests costs only one more row, and two hashes.
     """
 

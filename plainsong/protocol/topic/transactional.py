@@ -274,7 +274,8 @@ def _whole_range(dedup: DeduplicationVerdict, pending: Pending | None) -> tuple[
 # A rollback negates the pointer in its message rows; the rows stay where they are.
 #
 # A store may carry out a rollback in several steps. So the pointer's row is written before the rollback unchanged, and
-# again after it: if the commit is cut off in between, a load still finds the rows, and the rollback can be repeated.
+# again after it: if the commit is interrupted in between, a load still finds the rows, and the rollback can be
+# repeated.
 
 
 def roll_back(state: TopicState, step: Step, ask: RollBackPointer, now: Now) -> None:
@@ -356,7 +357,7 @@ def _negate_rows(state: TopicState, step: Step, pointer: int, first: bytes, last
 #     rolled back, unknown    past the maximum lifetime; without one, a topic's ttl after it was last used
 #     in progress, invalid    never; an invalid one becomes unknown when the service prunes it
 
-#: Maximum of pointers whose stored messages one cleaning plan removes.
+#: Maximum number of pointers whose stored messages one cleaning plan removes.
 MAX_ORPHANS = 10_000
 
 

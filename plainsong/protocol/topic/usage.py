@@ -36,9 +36,9 @@ class Bucket:
     messages: int
     bytes: int
     own_expiry_ms: int = 0
-    """When the first message with a time to live of its own expires; 0 if there is none."""
+    """When the first message with its own time to live expires; 0 if there is none."""
     last_sequence_id: int = _LAST_SEQUENCE_ID
-    """That of the last message in ``last_ms``; the highest possible one if unknown."""
+    """The sequence id of the last message in ``last_ms``; the highest possible one if unknown."""
 
     def join(self, other: Bucket) -> None:
         """Merge the next bucket into this one."""
@@ -68,7 +68,7 @@ class Usage:
             bucket.last_sequence_id = last
         #: The position (10 bytes) of the last message of all dropped buckets; None if none was dropped.
         self.last_dropped = last_dropped
-        #: True if any bucket may have messages with a time to live of their own.
+        #: True if any bucket may have messages with their own time to live.
         self._has_own = any(bucket.own_expiry_ms for bucket in self.buckets)
         self.messages = sum(bucket.messages for bucket in self.buckets)
         self.bytes = sum(bucket.bytes for bucket in self.buckets)
@@ -139,7 +139,7 @@ class Usage:
         return position < last_expired if inside == _BEHIND_ITS_MESSAGE else position <= last_expired
 
     def expires_between(self, before_ms: int, now_ms: int, ttl_ms: int) -> bool:
-        """Return True if a message may have expired after the first time and up to the second."""
+        """Return True if a message may have expired after the first time, up to the second."""
         return any(
             (bucket.first_ms + ttl_ms < now_ms and bucket.last_ms + ttl_ms >= before_ms)
             or 0 < bucket.own_expiry_ms < now_ms
@@ -147,7 +147,7 @@ class Usage:
         )
 
     def own_expiry_ms(self) -> int:
-        """Return when the next message with a time to live of its own expires; 0 if there is none."""
+        """Return when the next message with its own time to live expires; 0 if there is none."""
         if not self._has_own:
             return 0
         return min((b.own_expiry_ms for b in self.buckets if b.own_expiry_ms), default=0)

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 #: Faults kept; further ones are only counted.
 MAX_FAULTS = 100
-#: Rows kept until their entry arrives; beyond, they are reported as not covered.
+#: Rows kept until their entry arrives; beyond that, they are reported as not covered.
 _MAX_OPEN = 4 * MAX_ROWS
-#: Rolled back rows without an entry for that so far; beyond, they are faults at once.
+#: Rolled back rows without an entry for that so far; beyond that, they are faults at once.
 _MAX_UNEXPLAINED = 100_000
 
 
@@ -292,7 +292,7 @@ class Verifier:
             if index not in dead:
                 good &= self._sign(entry, row)
             elif (row.item is not None or row.stored is not None) and row.expires_ms != dead[index]:
-                # The digest of expired rows is not checked any more, so a row that is still visible must not be there.
+                # The digest of expired rows is no longer checked, so a row that is still visible must not be there.
                 self._fault("changed", row.position, "a message has expired although this one has not")
                 good = False
         result.expired += bool(dead)

@@ -62,7 +62,7 @@ class Delivery:
         #: The write pointer that holds the reader, and the bound before its first undecided message.
         self.held_by: int | None = None
         self.held_at = b""
-        #: When that message expires by a time to live of its own; 0 if it has none.
+        #: When that message expires by its own time to live; 0 if it has none.
         self.held_until_ms = 0
         #: Counted messages from there on, which the reader would get next.
         self.hidden = 0
@@ -79,7 +79,7 @@ class Delivery:
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
         """Take visible messages in wire form, in topic order. Returns False when no more are needed.
 
-        ``pointers`` is set with ``with_pointers``, ``expiries`` (ms) if a message has a time to live of its own.
+        ``pointers`` is set with ``with_pointers``, ``expiries`` (ms) if a message has its own time to live.
         """
         raise NotImplementedError
 
@@ -107,7 +107,7 @@ class Delivery:
     def hold(self, pointer: int, bound: bytes, expires_ms: int = 0) -> bool:
         """Stop the reader before ``bound``. Returns False if later messages need not be counted.
 
-        ``expires_ms``: when the message there expires by a time to live of its own; 0 if it has none.
+        ``expires_ms``: when the message there expires by its own time to live; 0 if it has none.
         """
         self.held_by, self.held_at, self.held_until_ms = pointer, bound, expires_ms
         self.done = self._hidden_limit == 0
@@ -305,7 +305,7 @@ class StoredDelivery(Delivery):
 #: Flags and pointer of a row that has only these before its payload.
 _HEAD_BYTES = 9
 _POINTER = struct.Struct(">q")
-#: Flags of rows that are taken list by list: without extras, and in all.
+#: Flags of rows that are taken list by list: those without extras, and all of them.
 _BARE = frozenset({PLAIN, HAS_POINTER})
 _BY_THE_LIST = frozenset({PLAIN, HAS_POINTER, HAS_EXTRAS, HAS_POINTER | HAS_EXTRAS})
 _UNDER_POINTERS = frozenset({HAS_POINTER, HAS_POINTER | HAS_EXTRAS})
@@ -485,7 +485,7 @@ _ONLY_ATTRIBUTES = bytes([_ONE_KEY]) + msgpack.packb(ATTRIBUTES)
 class PayloadStarts(dict[bytes, int]):
     """The first bytes of a row's extras → where its payload's length starts, in a row without a pointer.
 
-    For rows that have a payload and no time to live of their own. Entries are computed at the first look-up.
+    For rows with a payload and without their own time to live. Entries are computed at the first look-up.
     """
 
     __slots__ = ("with_attributes",)

@@ -254,7 +254,7 @@ class CompletePass:
 
     begun_ms: int
     invalids: tuple[int, ...]
-    """Pointers on the invalid list, ascending; their rows are to be rolled back."""
+    """Pointers on the invalid list, ascending; their rows must be rolled back."""
     bound: int
     """After the pass, no row up to this pointer, inclusive, is undecided (Tephra's prune upper bound)."""
 

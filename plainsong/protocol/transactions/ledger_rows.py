@@ -1,4 +1,4 @@
-"""The rows of the transaction service: their keys, a transaction's record, and the small ones.
+"""The rows of the transaction service: their keys, a transaction's record, and the smaller rows.
 
 A transaction has one row, from its begin until its outcome is forgotten:
 
@@ -48,7 +48,7 @@ class Record:
     must_prepare: bool = False
     """True after a conflict: a commit is refused until a prepare succeeds."""
     aborting: bool = False
-    """True if its rows are being rolled back, so that it cannot be committed any more."""
+    """True if its rows are being rolled back, so that it can no longer be committed."""
     state: State = "in_progress"
     decided_ms: int = 0
     """When it was decided, by ``Ledger.decide_ms``; decisions are ordered by these times."""
@@ -67,7 +67,7 @@ class Record:
     is_written: bool = True
     """False until a commit has its row. Not in the row."""
     topics: set[TopicName] = field(default_factory=set)
-    """Enlisted topics, which may have rows of it. Each enlistment has a row of its own."""
+    """Enlisted topics, which may have rows of it. Each enlistment has its own row."""
 
     def __post_init__(self) -> None:
         self.pointers = self.pointers or (self.transaction_id,)
@@ -153,7 +153,7 @@ def number(value: object) -> int:
 #                                  i the service's identity, if a restore has replaced f
 #                                  t later decisions have no time before this one (ms)
 #                                  n pointers up to this one may have been issued
-#                                  o the earliest moment as of which one can read (ms)
+#                                  o the earliest moment as of which reads are possible (ms)
 #     00 'x' 't' id     a transaction                  see above
 #     00 'x' 's' id     a change set                   k keys  n client  c commit pointer (once committed)
 #     00 'x' 'e' id n   an enlisted topic              m when (ms); n its name, namespace:topic in ASCII
@@ -222,7 +222,7 @@ class Head:
     decided_ms: int = 0
     """Later decisions have no time before this one. 0: written by a version without this order."""
     oldest_ms: int = 0
-    """The earliest moment as of which one can read; earlier commits may be forgotten."""
+    """The earliest moment as of which reads are possible; earlier commits may be forgotten."""
     reserved: int = 0
     """Pointers up to this one may have been issued since this row was written; 0 if none beyond ``last``."""
 

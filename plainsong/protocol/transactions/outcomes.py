@@ -91,7 +91,7 @@ def _status(ledger: Ledger, record: Record, now: ManagerNow) -> TransactionStatu
 def as_of(ledger: Ledger, step: ManagerStep, ask: AsOf, now: ManagerNow) -> Moment:
     """Return the transactions decided by a moment; later decisions get times after it.
 
-    That is made durable with the answer: the next owner's clock may be slower, and its commits must not change what
+    That is made durable with the answer: the next owner's clock may be behind, and its commits must not change what
     readers as of the moment have seen.
     """
     head, at_ms = ledger.head, ask.at_ms

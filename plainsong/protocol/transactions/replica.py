@@ -99,7 +99,7 @@ class PointerChanges:
             self._dropped = self._changed.popitem(last=False)[1]
 
     def since(self, known: ReplicaVersion) -> list[int] | None:
-        """Return the pointers that changed after version ``known``; None if they are not recorded any more."""
+        """Return the pointers that changed after version ``known``; None if they are no longer recorded."""
         if known.term != self._term or not self._dropped <= known.changes <= self._count:
             return None
         found = []

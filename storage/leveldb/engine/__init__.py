@@ -3,7 +3,7 @@
 The rest of ``storage.leveldb`` builds a store from several databases. It sees what ``database.Database`` offers:
 batches, rows, ranges, snapshots, flushes. Only this package imports plyvel and knows LevelDB's files.
 
-**What LevelDB guarantees** (its documents ``impl.md`` and ``log_format.md``), used as we use it: one handle, one
+**What LevelDB guarantees** (its documents ``impl.md`` and ``log_format.md``), as we use it: one handle, one
 writing thread, ``paranoid_checks`` on.
 
     batch      one log record with a checksum; after ``sync`` it survives a power cut; replayed whole or not at all
@@ -26,7 +26,7 @@ folder, the list, an index that is removed), we sync the directory.
     manifest      files whose existence LevelDB assumes are checked before opening
     ranges        damage at the ends of a range, which plyvel's iterators ignore, is an error
     database      after a failed write nothing is written before the database has been reopened
-    packs         many small messages are stored as one row; plain_parts reads them, row_edits changes single ones
+    packs         many small messages are stored as one row; plain_parts reads them, row_edits changes single rows
     background    LevelDB's thread is started at opening, where a refusal can be reported, and gets a lower priority
 
 The last two never decide what is durable. The others do, so here is why each fault is safe:
@@ -47,7 +47,7 @@ synced one by one. ``flush_memory`` puts them into synced tables before anything
 removes its files.
 
 **Torn write.** The same as a power cut, for one record: it is left out only if it is the last one, if a sector or its
-end reads as zeros, and if a copy of the database opens without it. Only then the file itself is cut, and the cut is
+end reads as zeros, and if a copy of the database opens without it. Only then is the file itself cut, and the cut
 synced. A record that is damaged in another way, or followed by others, was acknowledged: the database is not opened.
 
 **Full disk.** Extending a log takes no blocks, and a failure to write zeros is ignored: LevelDB then appends as it

@@ -46,7 +46,7 @@ class Shape:
     block_cache_bytes: int
     """Decompressed blocks cached for point reads; scans do not fill the cache."""
     max_file_bytes: int
-    """Size of the table files that a merge writes; ten times that is what a new table may overlap two levels below."""
+    """Size of the table files that a merge writes; a new table may overlap ten times that size two levels below."""
     block_bytes: int = 4 * KIB
     max_open_files: int = 500
     """Table files held open, each as a descriptor or a mapping."""
@@ -182,7 +182,8 @@ def _opened(path: Path, shape: Shape, *, create: bool, check: bool) -> Any:
             check_files(path)
         try:
             if create:
-                # LevelDB would make it too, but hides the reason for a failure: then its lock "is not found".
+                # LevelDB would make it too, but hides the reason for a failure: it reports that its lock is "not
+                # found".
                 path.mkdir(exist_ok=True)
             return plyvel.DB(
                 str(path),
@@ -194,7 +195,7 @@ def _opened(path: Path, shape: Shape, *, create: bool, check: bool) -> Any:
                 block_size=shape.block_bytes,
                 max_file_size=shape.max_file_bytes,
                 bloom_filter_bits=shape.bloom_bits,
-                # A block that this would not make smaller by an eighth is stored as it is.
+                # A block that would not become at least an eighth smaller is stored uncompressed.
                 compression="snappy",
             )
         except FOREIGN as error:
@@ -291,7 +292,7 @@ class Database(Readable):
           StoreError: it failed, or an earlier one did; the database must be reopened.
         """
         if self._failed_write:
-            # The log may end in a torn record: later records would be lost, or make the log damaged.
+            # The log may end in a torn record: later records would be lost, or would make the log count as damaged.
             raise StoreError(f"a write failed before, and the database has not been reopened: {self._failed_write}")
         self._log.begins()
         try:

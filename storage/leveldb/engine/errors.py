@@ -29,7 +29,7 @@ _UNREADABLE = ("Corruption", "Input/output error", "No such file")
 
 
 #: A repeated failure within this time is logged at debug level: the search for the end of a damaged block meets the
-#: same one some hundred times.
+#: same one about a hundred times.
 QUIET_S = 10.0
 
 

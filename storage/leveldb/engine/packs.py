@@ -1,8 +1,9 @@
 """Packs: many small messages of one request as one row of LevelDB.
 
 A row costs LevelDB the same whether it has a hundred bytes or a thousand: a `put`, an entry in its memory, one in a
-table. A request of a thousand messages of 100 B takes half the processor time as four packs. Higher layers do not see
-packs: a volume is read and written row by row; ``ranges`` takes packs apart, and ``row_edits`` changes rows in them.
+table. A request of a thousand messages of 100 B takes half the processor time if it is stored as four packs. Higher
+layers do not see packs: a volume is read and written row by row; ``ranges`` takes packs apart, and ``row_edits``
+changes rows in them.
 
     pack    key of its LAST row   90  tail:u8  rows:u16  length:u32  [length:u32 of each]  [tail of each key]  values
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 MARK = b"\x90"
 #: The table that has packs. Payloads arrive late, and not in the order of their keys.
 PACKED_TABLE = Table.MESSAGE
-#: A pack has between this and twice this size, unless the request is smaller. Each is then a block of its own in
+#: A pack has between this and twice this size, unless the request is smaller. Each is then a separate block in
 #: LevelDB's tables, whose bytes are read together, and lost together if one of them is damaged.
 PACK_BYTES = 16 << 10
 #: Fewer rows than this are not packed: writing a pack of sixteen takes as long as writing the rows, and reading it
@@ -49,7 +50,7 @@ PACK_BYTES = 16 << 10
 MIN_ROWS = 32
 #: Nor are rows that are larger on average, because the cost of a row is small compared with its bytes.
 MAX_MEAN_BYTES = 1 << 10
-#: Nor are rows among which there is a larger one: readers of its neighbours would have to read it too.
+#: Nor are rows if one of them is larger: readers of its neighbours would have to read it too.
 MAX_VALUE_BYTES = PACK_BYTES // 2
 _HEAD = struct.Struct(">BBHI")
 _LENGTH_BYTES = 4
@@ -77,7 +78,7 @@ def packs_of(
     """Return the packs of rows ``prefix + suffix``, in key order; None if the rows are not to be packed.
 
     Args:
-      may_expire: True if messages may have times to live of their own.
+      may_expire: True if messages may have their own times to live.
     """
     if not are_many(values) or len(suffixes) != len(values):
         return None
@@ -94,7 +95,7 @@ def packs_of(
 
 
 def _any_has_ttl(values: Sequence[bytes]) -> bool:
-    """True if a message has a time to live of its own."""
+    """True if a message has its own time to live."""
     high = max(values)
     if high < _HAS_TTL:
         return False
@@ -160,7 +161,7 @@ def is_of_topic(key: bytes) -> bool:
 
 
 def laid_out(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield rows as LevelDB is to store them. The input is adjacent rows of the packed table, in key order."""
+    """Yield rows as LevelDB should store them. The input is adjacent rows of the packed table, in key order."""
     # Only rows of one generation of a topic are packed together.
     for _, run in groupby(rows, lambda row: (len(row[0]), row[0][:-POSITION_BYTES])):
         some = list(run)
