@@ -174,6 +174,7 @@ async def assemble(
         descriptors=descriptors,
         stopping=core.stopping,
         served=trio.Event(),
+        thrift_served=trio.Event(),
     )
 
 

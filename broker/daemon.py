@@ -77,7 +77,9 @@ class Daemon:
     stopping: trio.Event
     """Set when the daemon shuts down: readyz reports it, and waiting polls are answered."""
     served: trio.Event
-    """Set when the server has stopped and the last answers were sent."""
+    """Set when the HTTP server has stopped and the last answers were sent."""
+    thrift_served: trio.Event
+    """The same for Tephra's clients; also set if there is no server for them."""
 
     async def start(self, actors: trio.Nursery) -> None:
         """Start background tasks. Raises StoreError; StoreUnusable: the clock is too far ahead of the store."""

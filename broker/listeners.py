@@ -89,6 +89,7 @@ async def start_thrift(
     """Serve Tephra's clients if ``transactions.thrift`` is set; return the addresses. Raises OSError."""
     config, authority = daemon.config, daemon.authority
     if not config.transactions.thrift or (authority.own is None and authority.routed is None):
+        daemon.thrift_served.set()
         return []
     owners = None if daemon.cluster is None else daemon.cluster.owners
     methods: Methods = RoutedTephraMethods(authority, owners) if authority.own is None else TephraMethods(authority.own)
@@ -107,5 +108,12 @@ async def start_thrift(
         tls=certificates.context if config.transactions.thrift_tls and certificates is not None else None,
         descriptors=daemon.descriptors,
     )
-    addresses: list[str] = await servers.start(serving)
+
+    async def serve_to_the_end(task_status: trio.TaskStatus[list[str]]) -> None:
+        try:
+            await serving(task_status=task_status)
+        finally:
+            daemon.thrift_served.set()
+
+    addresses: list[str] = await servers.start(serve_to_the_end)
     return addresses

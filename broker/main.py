@@ -233,6 +233,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
             daemon.stop()
             with trio.move_on_after(config.shutdown.drain_s):
                 await daemon.served.wait()
+                await daemon.thrift_served.wait()
             servers.cancel_scope.cancel()
         with trio.move_on_after(config.shutdown.drain_s):
             await daemon.drained()

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,8 @@ import trio
 from plainsong import __version__
 from plainsong.cli.command import Exit
 from plainsong.protocol.requests import PollRequest
+from plainsong.protocol.tephra.rpc import decode_reply, encode_call
+from plainsong.protocol.tephra.thrift import ThriftFrames, framed
 from tests.daemon.harness import PLAINSONG, ROOT, Daemon, DaemonEnded, clean_environ, eventually, free_port
 from tests.daemon.talk import Talk, ask, create, metric, poll, poll_call, publish, topic_path
 from tests.patience import PATIENCE_S
@@ -77,6 +79,43 @@ def test_a_client_that_keeps_asking_until_the_daemon_has_stopped_is_answered_to_
     assert asked >= 50
     assert running.wait() == 0
     assert time.monotonic() - begun < SOON_S
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_every_call_of_tephras_clients_that_took_effect_before_the_daemon_stopped_was_answered(daemon, attempt):
+    port = free_port()
+    settings = "transactions.service=embedded", f"transactions.thrift=127.0.0.1:{port}", "storage.inline_commit_s=0"
+    running = daemon(LONG_DRAIN, *settings)
+    answered: set[int] = set()
+
+    async def keep_beginning() -> None:
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            frames = ThriftFrames()
+            while True:
+                await stream.send_all(framed(encode_call("startShort", 1)))
+                while (message := frames.take()) is None:
+                    data = await stream.receive_some()
+                    if not data:
+                        return
+                    frames.feed(data)
+                answered.add(decode_reply(message, "startShort", 1).transaction_id)
+                if len(answered) == 50 + attempt:
+                    running.signal(signal.SIGTERM)
+
+    async def keep_beginning_until_the_end() -> None:
+        with suppress(trio.BrokenResourceError):  # a call that arrives once the connection is closed resets it
+            await keep_beginning()
+
+    async def talk() -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(keep_beginning_until_the_end)
+
+    trio.run(talk)
+    assert running.wait() == 0
+    again = daemon(*settings)
+    listed = json.loads(ask(again.address, "GET", "/v1/transactions?limit=1000").body)
+    assert {int(each["id"]) for each in listed} <= answered
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
