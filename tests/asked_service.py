@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AskedService(TransactionService):
-    """The service; a begin is durable when it returns."""
+    """The service; a begin is durable once it returns."""
 
     async def begin(
         self,
@@ -25,7 +25,7 @@ class AskedService(TransactionService):
         client_id: str = "unknown",
         owner: str | None = None,
     ) -> Begun:
-        """Begin a transaction; it is durable when this returns."""
+        """Begin a transaction; it is durable once this returns."""
         return await self.ask(asks.Begin(type, timeout_s, client_id, owner, durable=True))
 
     async def prepare(self, transaction_id: int, changes: Sequence[bytes]) -> None:
@@ -39,5 +39,5 @@ class AskedService(TransactionService):
         return answer
 
     async def checkpoint(self, transaction_id: int, transaction: Transaction | None = None) -> Begun:
-        """Return a new write pointer for a transaction; its snapshot stays the one it began with."""
+        """Return a new write pointer for a transaction; the transaction keeps its first snapshot."""
         return await self.ask(asks.Checkpoint(transaction_id, transaction))

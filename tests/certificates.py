@@ -53,7 +53,7 @@ class Authority:
         begins: datetime.timedelta = -DAY,
         ends: datetime.timedelta = 10 * DAY,
     ) -> Pair:
-        """Issue a certificate for these DNS names; an existing ``file`` is replaced, as in a renewal."""
+        """Issue a certificate for these DNS names; replace an existing ``file``, as a renewal does."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
         alternatives = [
@@ -72,7 +72,7 @@ class Authority:
         return pair
 
     def trusting(self, pair: Pair | None = None) -> ssl.SSLContext:
-        """Return the context of a client that trusts only this authority, and uses ``pair``."""
+        """Return the TLS context of a client that trusts only this authority and uses ``pair``."""
         context = ssl.create_default_context(cafile=self.file)
         if pair is not None:
             context.load_cert_chain(pair.certificate, pair.key)

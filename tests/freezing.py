@@ -10,15 +10,15 @@ from pathlib import Path
 
 from tests.patience import PATIENCE_S
 
-#: States of a thread (proc(5)) that executes nothing: stopped, or ended.
+#: States of a thread (proc(5)) that is not running: stopped, or ended.
 _STILL = "TtZXx"
 
 
 def freeze(pid: int) -> None:
     """Stop the process with SIGSTOP, and return once all its threads have stopped.
 
-    ``kill`` returns earlier: on a busy machine a thread on another core, or one that a request is just waking, runs on
-    for a moment, and may answer.
+    ``kill`` returns earlier: on a busy machine a thread on another core, or one that a request is just waking, runs for
+    another moment, and may answer.
     """
     os.kill(pid, signal.SIGSTOP)
     deadline_s = time.monotonic() + PATIENCE_S
@@ -28,7 +28,7 @@ def freeze(pid: int) -> None:
 
 
 def thaw(pid: int) -> None:
-    """Let the process continue."""
+    """Make the process continue."""
     os.kill(pid, signal.SIGCONT)
 
 

@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 
 
 def subject_of(endpoint: Endpoint) -> Any:
-    """Return the object whose method answers a route without a wrapper."""
+    """Return the object whose method answers a route, unwrapped."""
     bound: Any = endpoint.handler
     return bound.args[0].__self__

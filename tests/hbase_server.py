@@ -1,4 +1,4 @@
-"""A small real HBase as processes: started on free ports, used, killed, and ended with its test."""
+"""A small real HBase as processes: started on free ports, used, killed, and stopped with its test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 SMALL = ROOT / "etc/hbase/small"
 CACHE = ROOT / ".cache/hbase"
 JARS = CACHE / "2.6.1"
-#: A busy machine took half a minute.
+#: A start took half a minute on a busy machine.
 PATIENCE_S = 300.0
 #: JVM options for a fast start. A deployment needs more optimization and verification than a test.
 QUICK_JVM = (
@@ -29,7 +29,7 @@ QUICK_JVM = (
 
 
 def why_not() -> str | None:
-    """Return why HBase cannot run on this machine; None if it can."""
+    """Return the reason why HBase cannot run on this machine; None if it can."""
     for program, package in (("java", "openjdk-17-jre-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
             return f"NOT TESTED: HBase, since there is no {program} (Debian: apt-get install {package})"
@@ -42,7 +42,7 @@ class HBase:
     names: tuple[str, ...] = ("hbase", "thrift")
     """The processes, in start order."""
     master = "hbase"
-    """The process whose log says when HBase is ready."""
+    """The process whose log shows that HBase is ready."""
     patience_s = PATIENCE_S
     """Time limit for becoming ready."""
 
@@ -56,9 +56,9 @@ class HBase:
         subprocess.run([SMALL, "configure", directory, *ports], check=True)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environ: dict[str, str] = {}
-        """Variables of its processes, in addition to this process's environment."""
+        """Variables for its processes, in addition to this process's environment."""
         if jvm:
-            from tests.hbase_classes import make_classes  # starts an HBase of its own, the first time
+            from tests.hbase_classes import make_classes  # starts its own HBase the first time
 
             self.environ["HBASE_CLASSES"] = str(make_classes())
 
@@ -81,12 +81,12 @@ class HBase:
         self.end()
 
     def start(self, name: str, *options: str, configured: Path | None = None) -> None:
-        """Start ``hbase`` or ``thrift``; a further gateway has its own name, and options."""
+        """Start ``hbase`` or ``thrift``, or another gateway, which has its own name and options."""
         verb = "hbase" if name == "hbase" else "thrift"
         self.spawn(name, self._jvm, verb, configured or self.directory, *options)
 
     def spawn(self, name: str, jvm: str, *arguments: str | Path) -> None:
-        """Start ``etc/hbase/small`` with these arguments, as the process of this name."""
+        """Start ``etc/hbase/small`` with these arguments as the process with this name."""
         with (self.directory / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [SMALL, *arguments],
@@ -97,8 +97,8 @@ class HBase:
             )
 
     def run_script(self, script: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-        """Run a script in HBase's own shell, and return the result."""
-        # Compiling the script to classes first would take longer than running these few lines.
+        """Run a script in HBase's shell, and return the result."""
+        # Compiling the script to classes would take longer than running these few lines.
         jvm = f"{QUICK_JVM} -Djruby.compile.mode=OFF"
         return subprocess.run(
             [SMALL, "script", self.directory, script],
@@ -116,11 +116,11 @@ class HBase:
         process.wait()
 
     def lacking(self) -> list[str]:
-        """Return the processes that do not run, for whatever reason."""
+        """Return the processes that are not running, for whatever reason."""
         return [name for name in self.names if name not in self.processes or self.processes[name].poll() is not None]
 
     def wait_ready(self) -> None:
-        """Wait until a table can be created. Raises TimeoutError with the last output of the processes."""
+        """Wait until a table can be created. Raises TimeoutError with the processes' last output."""
         deadline_s = time.monotonic() + self.patience_s
         log = self.directory / f"{self.master}.log"
         while b"Master has completed initialization" not in log.read_bytes():

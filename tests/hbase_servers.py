@@ -1,4 +1,4 @@
-"""A real HBase with each server in its own process, on local files or on an HDFS with three data nodes.
+"""A real HBase with each server in a separate process, on local files or on an HDFS with three data nodes.
 
 ZooKeeper, a master, two region servers and the Thrift gateway; with ``hdfs`` also a name node, and data nodes that
 store each block three times. Each can be killed separately.
@@ -22,17 +22,18 @@ from tests.zookeeper_server import ZooKeeperServer
 HDFS = "org.apache.hadoop.hdfs.server"
 REGION_SERVERS = ("region-1", "region-2")
 DATA_NODES = ("data-1", "data-2", "data-3")
-#: ZooKeeper's time-out for a frozen server: longer than stalls of this machine. Tests expire killed ones explicitly.
+#: ZooKeeper's session time-out, for frozen servers: longer than this machine stalls. Tests expire killed servers
+#: explicitly.
 SESSION_MS = 60_000
-#: Time limit for the start of many JVMs: it has taken five minutes on a machine with a tenfold load.
+#: Time limit for the start of many JVMs, which has taken five minutes on a machine with ten times its load.
 READY_S = 1_200.0
-#: Maximum heaps: all together about 2 GiB.
+#: Maximum heap sizes, together about 2 GiB.
 HEAPS = {"master": "-Xmx256m", "thrift": "-Xmx256m", "name": "-Xmx128m"}
 REGION_HEAP, DATA_HEAP = "-Xmx384m", "-Xmx96m"
 
 
 class HBaseServers(HBase):
-    """Runs while a ``with`` block runs. ZooKeeper stays while others are killed."""
+    """Runs while a ``with`` block runs. ZooKeeper is never killed."""
 
     master = "master"
     patience_s = READY_S
@@ -57,7 +58,7 @@ class HBaseServers(HBase):
             "hbase.unsafe.stream.capability.enforce": "true" if hdfs else "false",
         }
         with (self._conf / "log4j.properties").open("a") as log:
-            log.write("log4j.logger.org.apache.hadoop.hbase.master=INFO\n")  # shows where each region moves
+            log.write("log4j.logger.org.apache.hadoop.hbase.master=INFO\n")  # logs where each region moves
         if hdfs:
             own |= self._configure_hdfs()
         _add_properties(self._conf / "hbase-site.xml", own)
@@ -80,11 +81,11 @@ class HBaseServers(HBase):
             # A data node counts as dead after twice the first plus ten times the second.
             "dfs.namenode.heartbeat.recheck-interval": 1_000,
             "dfs.heartbeat.interval": 1,
-            # With three nodes there is no replacement for a dead one: writing continues on the other two.
+            # With three nodes there is no replacement for a dead one, so writing continues on the other two.
             "dfs.client.block.write.replace-datanode-on-failure.best-effort": "true",
         }
         _add_properties(self._conf / "hdfs-site.xml", common)
-        # The web pages are not in the jars, but their folders must be on the class path.
+        # The jars lack the web pages, but folders for them must be on the class path.
         (self._conf / "webapps/hdfs").mkdir(parents=True)
         for each in DATA_NODES:
             conf = self.directory / each / "conf"
@@ -119,7 +120,7 @@ class HBaseServers(HBase):
         assert done.returncode == 0, done.stderr[-2000:]
 
     def start(self, name: str, *options: str, configured: Path | None = None) -> None:
-        """Start one process. HBase's processes wait by themselves for what they need."""
+        """Start one process. HBase's processes wait for the processes that they need."""
         jvm = f"{QUICK_JVM} {self._heap(name)}"
         if name == "name":
             self.spawn(name, jvm, "hdfs", self.directory, f"{HDFS}.namenode.NameNode")
@@ -150,7 +151,7 @@ class HBaseServers(HBase):
         return next(name for name, port in self._ports.items() if port == regions[0].port)
 
     def expire(self, name: str) -> None:
-        """End a region server's session, as HBase's scripts do after a death: its regions move to the other."""
+        """End a region server's session, as HBase's scripts do after a death: its regions move to the other server."""
         with self._asking_keeper() as keeper:
             for node in keeper.get_children("/hbase/rs"):
                 if node.split(",")[1] == str(self._ports[name]):
@@ -158,7 +159,7 @@ class HBaseServers(HBase):
                         keeper.delete(f"/hbase/rs/{node}")
 
     def wait_well(self) -> None:
-        """Wait until the latest master leads, and has every region server."""
+        """Wait until the latest master is active and has every region server."""
         eventually("the master leads", lambda: self._led() == self._masters, self.patience_s)
         with self._asking_keeper() as keeper:
             wanted = {str(port) for port in self._ports.values()}
@@ -188,7 +189,7 @@ class HBaseServers(HBase):
 
 
 def _add_properties(file: Path, properties: dict[str, object]) -> None:
-    """Append properties to those of the file; the last one with a name counts."""
+    """Append properties to the file's own; the last one of a name counts."""
     text = file.read_text() if file.exists() else '<?xml version="1.0"?>\n<configuration>\n</configuration>\n'
     added = "".join(
         f"  <property><name>{name}</name><value>{value}</value></property>\n" for name, value in properties.items()

@@ -1,7 +1,7 @@
-"""A real Keycloak as a process: downloaded once from Maven Central, started on free ports with a realm.
+"""A real Keycloak as a process: downloaded once from Maven Central, and started on free ports with a realm.
 
-Its first start builds the server and creates its database, three quarters of the processor time of its test. That is
-done once; each start uses a copy of the result.
+The first start builds the server and creates its database, which takes three quarters of its test's processor time. So
+that is done once, and each start uses a copy of the result.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ROOT = Path(__file__).parents[1]
 VERSION = "26.4.5"
 #: Git ignores it.
 CACHE = ROOT / ".cache/keycloak"
-#: It took 20 s on an idle machine, and 45 s on a busy one.
+#: A start took 20 s on an idle machine, and 45 s on a busy one.
 PATIENCE_S = 600.0
 REALM, CLIENT, SECRET, AUDIENCE = "shop", "billing", "billing-secret", "plainsong"
 
 
 def why_not() -> str | None:
-    """Return why Keycloak cannot run here; None if it can. Downloads it if necessary: 153 MiB."""
+    """Return the reason why Keycloak cannot run here; None if it can. Download it if necessary (153 MiB)."""
     for program, package in (("java", "openjdk-17-jre-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
             return f"NOT TESTED: Keycloak, since there is no {program} (Debian: apt-get install {package})"
@@ -56,7 +56,7 @@ def why_not() -> str | None:
 
 
 def prepared() -> Path:
-    """Return a server that was started once with the realm and stopped cleanly; create it if necessary."""
+    """Return an installation that was started once with the realm and stopped cleanly; create it if necessary."""
     realm = json.dumps(REALM_FILE)
     ready = CACHE / f"{VERSION}-{sha256(realm.encode()).hexdigest()[:16]}"
     with (CACHE / "lock").open("w") as lock:
@@ -80,7 +80,7 @@ class Keycloak:
     """One server with one realm and one client, while a ``with`` block runs."""
 
     def __init__(self, directory: Path, home: Path | None = None) -> None:
-        """``home``: an existing installation; by default a copy is made in ``directory``."""
+        """``home``: an existing installation; by default, a copy in ``directory``."""
         self.home = home or directory / "keycloak"
         if home is None:
             shutil.copytree(prepared(), self.home)
@@ -125,20 +125,20 @@ class Keycloak:
         self._process.wait(PATIENCE_S)
 
     def kill(self) -> None:
-        """Send SIGKILL, and wait for the end; does nothing the second time."""
+        """Send SIGKILL, and wait for the end; do nothing the second time."""
         process, self._process = self._process, None
         if process is not None:
-            # Its script starts the JVM: kill the whole group.
+            # Keycloak's script starts the JVM, so kill the whole group.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def token(self) -> str:
-        """Return a token for the client itself, as a service gets it."""
+        """Return a token for the client itself, as a service would get."""
         return str(self._post(f"{self.issuer}/protocol/openid-connect/token", CLIENT, SECRET)["access_token"])
 
     def rotate_keys(self) -> None:
-        """Add a key of a higher priority: it signs new tokens, and the old key still verifies."""
+        """Add a key with a higher priority, which signs new tokens, while the old key still verifies."""
         admin = self._post(
             f"http://127.0.0.1:{self.port}/realms/master/protocol/openid-connect/token",
             "admin-cli",

@@ -1,4 +1,4 @@
-"""Every metric's name and kind, as in a scrape, to compare documents, alerts and the dashboard with."""
+"""Every metric's name and kind, as in a scrape, for comparison with documents, alerts and the dashboard."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from types import ModuleType
 
 
 def planted(of: ModuleType, name: str, right: str, wrong: str) -> ModuleType:
-    """Return the module with a mistake in it."""
+    """Return the module with the mistake."""
     source = Path(of.__file__ or "").read_text(encoding="utf-8")
     assert source.count(right) == 1, f"the place of this mistake is gone: {name}"
     module = ModuleType("module_with_a_mistake")
-    sys.modules[module.__name__] = module  # dataclasses look their module up
+    sys.modules[module.__name__] = module  # dataclasses look up their module
     try:
         exec(compile(source.replace(right, wrong), module.__name__, "exec"), module.__dict__)
     finally:

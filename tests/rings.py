@@ -1,15 +1,15 @@
-"""Runs rings of tests in parallel, each in a pytest process of its own: ``python -m tests.rings [RING ...]``.
+"""Runs rings of tests in parallel, each in its own pytest process: ``python -m tests.rings [RING ...]``.
 
-A ring spends much of its time waiting: for processes to start, for time-outs, for disks. So two more rings than cores
-run at once, the longest first, and further ones while cores are still idle. A ring is divided into two only where its
-tests share no session fixture, because each process would start it again.
+A ring spends much of its time waiting for processes to start, for time-outs, and for disks. So two more rings than
+there are cores run at once, the longest first, and further ones while cores are still idle. A ring is divided into two
+only if its tests share no session fixture, which each process would start again.
 
-A test that fails while other rings run is run once more, alone. If it passes then it is reported as unstable: it depends
-on the load or on luck, and has to be repaired, but does not hide the result of all others. A failure is final at once in
-the rings of rules, actors and stores, where nothing may depend on luck, if more than ``MOST_UNSTABLE`` rings failed, and
-with ``--strict``.
+A test that fails while other rings run is run again, alone. If it then passes, it is reported as unstable: it depends
+on the load or on luck, and must be repaired, but does not hide the result of the others. A failure is final at once in
+the rings of rules, actors and stores, where nothing may depend on luck, if more than ``MOST_UNSTABLE`` rings failed,
+and with ``--strict``.
 
-Arguments after ``--`` go to each pytest. Every ring's output and JUnit file are kept in ``build/tests``.
+Arguments after ``--`` are passed to each pytest. Every ring's output and JUnit file are in ``build/tests``.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ from xml.etree import ElementTree
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 OUTPUT = ROOT / "build/tests"
-#: More at once need more memory than most machines have: a ring runs up to four JVMs.
+#: More rings at once would need more memory than most machines have, since a ring runs up to four JVMs.
 MOST_LANES = 6
-#: The share of the cores that rings use in an estimate: the last ring runs alone.
+#: The share of the cores that an estimate assumes rings to use, since the last ring runs alone.
 FILLED = 0.9
-#: A further ring starts when this many cores were idle on average for ``IDLE_FOR_S``: each computes at its start.
+#: A further ring starts when this many cores were idle on average for ``IDLE_FOR_S``, because each ring computes at its
+#: start.
 IDLE_CORES = 0.4
 IDLE_FOR_S = 10.0
-#: An interrupted ring may take this long to end the processes that it has started.
+#: Time that an interrupted ring has to end the processes that it started.
 GRACE_S = 20.0
-#: Rings that search with the same examples each time, and start hardly a process: nothing in them may depend on luck.
+#: Rings that search with the same examples each time and start hardly any processes, so that nothing may depend on
+#: luck.
 NEVER_BY_LUCK = frozenset(
     (
         *("test_house.py", "test_static.py", "test_docs.py", "test_promises.py", "test_site.py"),
@@ -53,32 +55,32 @@ NEVER_BY_LUCK = frozenset(
 LAST_FAILED = ("--last-failed", "--last-failed-no-failures=none")
 #: If more rings than this have failed, the change or the machine is broken.
 MOST_UNSTABLE = 2
-#: How often to print the rings that still run.
+#: Interval between lists of the rings that still run.
 SAY_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A folder or file of tests, or some files of a folder, with its cost when it was last measured."""
+    """A folder or file of tests, or some files of a folder, with its cost at the last measurement."""
 
     name: str
-    """The folder's or file's name, unless ``folder`` is the folder."""
+    """Name of the folder or file, unless ``folder`` is given."""
     seconds: int
-    """From start to end, while other rings run."""
+    """Duration from start to end, while other rings run."""
     cpu_s: int
-    """Processor time, including processes that outlive their parent, such as Spark's JVMs, which no summary counts."""
+    """Processor time, including processes that outlive their parents, such as Spark's JVMs, which no summary counts."""
     folder: str = ""
     files: tuple[str, ...] = ()
-    """Files of ``folder`` that run here; all others run with the ring of the folder's name."""
+    """Files of ``folder`` that run in this ring; all others run in the ring with the folder's name."""
 
     @property
     def paths(self) -> list[str]:
-        """The paths pytest runs."""
+        """The paths that pytest runs."""
         return [f"tests/{self.folder}/{file}" for file in self.files] or [f"tests/{self.name}"]
 
     @property
     def command(self) -> str:
-        """The command that runs it alone."""
+        """The command that runs the ring alone."""
         return " ".join([".venv/bin/python -m pytest", *self.paths, *self.left_out])
 
     @property
@@ -88,7 +90,7 @@ class Ring:
         return [f"--ignore={path}" for ring in others for path in ring.paths]
 
 
-#: Inner rings first: their failures explain those of the outer ones.
+#: Inner rings first, because their failures explain those of the outer ones.
 RINGS = (
     Ring("test_house.py", 23, 15),
     Ring("test_static.py", 34, 21),
@@ -135,7 +137,7 @@ RINGS = (
     Ring("cluster", 454, 158),
     Ring("spark", 381, 69),
     Ring(
-        # Tests that need a standalone cluster, or an environment with the wheels installed.
+        # Tests that need a standalone cluster, or an environment in which the wheels are installed.
         "spark-cluster",
         178,
         80,
@@ -177,7 +179,7 @@ RINGS = (
 
 
 def all_rings() -> list[Ring]:
-    """Return the rings of the table that exist, in its order, then tests that it does not name."""
+    """Return the rings of the table that exist, in its order, and then those of tests that it does not name."""
     known = [ring for ring in RINGS if (TESTS / (ring.folder or ring.name)).exists()]
     names = {ring.name for ring in known}
     found = sorted({path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")})
@@ -196,7 +198,7 @@ class Run:
     counts: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
     unstable: list[str] = field(default_factory=list)
-    """Tests that failed beside other rings and passed alone."""
+    """Tests that failed while other rings ran, and passed alone."""
 
     @property
     def output(self) -> Path:
@@ -207,7 +209,7 @@ class Run:
         return f"{self.ring.name:<14} {self.seconds:4.0f} s   {self.cpu_s:4.0f} s of a core   {counts_of(self.counts)}"
 
     def look_again(self, scratch: Path, options: Sequence[str]) -> None:
-        """Run the failed tests alone. If all pass now they are unstable; the output of their failure is kept."""
+        """Run the failed tests alone. If all pass now, they are unstable; the output of their failure is kept."""
         self.output.replace(self.output.with_suffix(".first.txt"))
         again = Run(self.ring, start(self.ring, scratch, [*options, *LAST_FAILED]), time.monotonic())
         again.finish(again.process.wait(), 0.0)
@@ -216,7 +218,7 @@ class Run:
             self.failed, self.unstable = [], self.failed
 
     def finish(self, code: int, cpu_s: float) -> None:
-        """Record how it ended, and read its JUnit file."""
+        """Record how the run ended, and read its JUnit file."""
         self.process.returncode = code
         self.seconds = time.monotonic() - self.begun_s
         self.cpu_s = cpu_s
@@ -227,7 +229,7 @@ class Run:
                 if outcome == "failed":
                     self.failed.append(f"{case.get('classname')}::{case.get('name')}")
         if code and not self.failed:
-            # It did not reach a failing test: wrong command line, nothing collected, or killed.
+            # It did not reach a failing test: a wrong command line, nothing collected, or a kill.
             self.counts["failed"] += 1
             self.failed.append(f"{self.ring.name} ended with {code}")
 
@@ -240,10 +242,11 @@ def start(ring: Ring, scratch: Path, options: Sequence[str]) -> subprocess.Popen
     command = [sys.executable, "-m", "pytest", *ring.paths, *ring.left_out, "--durations=5", "-rs", *options]
     command += [f"--override-ini=cache_dir={output.with_suffix('.cache')}"]
     command += [f"--junit-xml={junit}", f"--basetemp={scratch / ring.name}"]
-    # Without bytecode files, each pytest would rewrite the assertions of hypothesis and its plugins: a second.
+    # Without bytecode files, each pytest would rewrite the assertions of hypothesis and its plugins, which takes a
+    # second.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with output.open("wb") as file:
-        # In its own process group: Ctrl-C reaches only this process, which ends the rings in order.
+        # In its own process group, so that Ctrl-C reaches only this process, which ends the rings in order.
         return subprocess.Popen(
             command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
@@ -267,14 +270,14 @@ def cores_idle_s(cores: Set[int]) -> float:
         for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
             name, *columns = line.split()
             if name in {f"cpu{core}" for core in cores}:
-                ticks += int(columns[3]) + int(columns[4])  # idle, and waiting for a disk only
+                ticks += int(columns[3]) + int(columns[4])  # idle, or only waiting for a disk
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Runner:
     """Starts rings while a lane is free, the longest first, and waits for them.
 
-    Beyond its lanes it starts further rings, up to ``most`` at once, while ``idle_s`` grows as if cores were idle.
+    Beyond its lanes it starts further rings, up to ``most`` at once, while ``idle_s`` shows that cores are idle.
     """
 
     def __init__(
@@ -296,7 +299,7 @@ class Runner:
         self.ended: list[Run] = []
 
     def run(self) -> None:
-        """Run until all rings have ended. An interruption ends the running rings."""
+        """Run until all rings have ended. An interrupt ends the running rings."""
         try:
             while self._waiting or self._running:
                 while self._waiting and (len(self._running) < self._lanes or self._cores_are_idle()):
@@ -313,7 +316,7 @@ class Runner:
             self._scratch.rmdir()
 
     def _cores_are_idle(self) -> bool:
-        """True if there is room for another ring, judged by idle time since the last start or the last such check."""
+        """True if there is room for another ring, judged by idle time since the last start or check."""
         now_s, (then_s, idle_then_s) = time.monotonic(), self._idle_since
         if len(self._running) >= self._most or now_s - then_s < IDLE_FOR_S:
             return False
@@ -336,7 +339,7 @@ class Runner:
         self._running[process.pid] = Run(ring, process, time.monotonic())
 
     def _reap(self) -> bool:
-        """True if a ring has ended; prints its result."""
+        """Return True if a ring has ended, after printing its result."""
         pid, status, usage = os.wait4(-1, os.WNOHANG) if self._running else (0, 0, None)
         if usage is None or pid not in self._running:
             return False
@@ -360,7 +363,7 @@ class Runner:
             say(f"... running: {running}; waiting: {', '.join(ring.name for ring in self._waiting) or 'none'}")
 
     def _end_all(self) -> None:
-        """Send SIGTERM: pytest then finishes its fixtures (conftest.py), which end daemons and servers."""
+        """Send SIGTERM, at which pytest finishes its fixtures (conftest.py), which end daemons and servers."""
         for pid in self._running:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -433,7 +436,7 @@ def main(arguments: Sequence[str]) -> int:
     idle_s = partial(cores_idle_s, cores)
     begun_s, runner = time.monotonic(), Runner(rings, lanes, arguments[at + 1 :], most=most, idle_s=idle_s)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # SIGINT, too: a shell starts background jobs with SIGINT ignored, which the rings would inherit.
+        # Also for SIGINT: a shell starts background jobs with SIGINT ignored, which the rings would inherit.
         signal.signal(number, _interrupt)
     try:
         runner.run()

@@ -1,6 +1,6 @@
-"""The shared Spark session of a test run: two cores, small, quiet, in UTC, on loopback; and a faster start of JVMs.
+"""A test run's shared Spark session: two cores, small, quiet, in UTC, on loopback; and a faster start of JVMs.
 
-python -m tests.spark_session     loads the classes of a session, for an archive of them
+python -m tests.spark_session     loads a session's classes, for their archive
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _spark() -> Path | None:
 
 
 def _archive() -> Path:
-    """Return the archive's path. It fits one Java and one set of jars, at the path where it was made."""
+    """Return the archive's path. An archive fits only one Java and one set of jars, at the path where it was made."""
     java, spark = shutil.which("java"), _spark()
     parts = [os.path.realpath(java)] if java else []
     parts.append(str(_CACHE))
@@ -42,27 +42,27 @@ def _archive() -> Path:
     return _CACHE / f"classes-{sha256(os.linesep.join(parts).encode()).hexdigest()[:16]}.jsa"
 
 
-#: Loaded classes from a file, if one fits, instead of from three hundred jars: saves 3 s of processor time per start.
-#: A JVM ignores a missing or unsuitable file silently.
+#: Loads classes from an archive, if it fits, instead of from three hundred jars, which saves 3 s of processor time per
+#: start. A JVM silently ignores a missing or unsuitable archive.
 CLASSES = _archive()
 #: JVM options for a fast start, without verification and without optimizations that pay off after minutes.
 QUICK_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
     f"-XX:SharedArchiveFile={CLASSES} -XX:ArchiveRelocationMode=0 -Xlog:disable"
 )
-#: Spark's launcher is a JVM of its own, which lives for a moment.
+#: Spark's launcher is a separate, short-lived JVM.
 LAUNCHER_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: Which class writes a stream's checkpoint.
+#: The setting for the class that writes a stream's checkpoints.
 CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
-#: For sessions with a few rows. Programs that are killed, and some jobs on a cluster, keep Spark's defaults.
+#: Settings for sessions with few rows. Programs that are killed, and some jobs on a cluster, keep Spark's defaults.
 FEW_ROWS = {
-    # Generating, compiling and warming up a class for each query costs more than a few rows gain.
+    # Generating, compiling and warming up a class for each query costs more than it gains on a few rows.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # The default starts four times as many processes, 45 for a micro-batch, most of them readlink.
+    # The default starts four times as many processes: 45 per micro-batch, most of them readlink.
     CHECKPOINTS: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
 }
-#: The same for drivers that tests start as processes, in PYSPARK_SUBMIT_ARGS, which spark-submit ignores.
+#: The same in PYSPARK_SUBMIT_ARGS, for drivers that tests start as processes; spark-submit ignores it.
 FEW_ROWS_ARGS = " ".join([*(f"--conf {name}={value}" for name, value in FEW_ROWS.items()), "pyspark-shell"])
 SETTINGS = {
     **FEW_ROWS,
@@ -79,7 +79,7 @@ SETTINGS = {
 
 
 def why_not() -> str | None:
-    """Return why there can be no session on this machine; None if there can."""
+    """Return the reason why this machine cannot run a session; None if it can."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         return "NOT TESTED: Spark, since there is no Java (Debian: apt-get install openjdk-17-jre-headless)"
     return None
@@ -96,10 +96,10 @@ def spark_environ() -> dict[str, str]:
 
 
 def spark_home() -> Path | None:
-    """Return the installed package as Spark's home, without the zip of its Python; None if it is not installed.
+    """Return the installed package as Spark's home, without its zip of Python code; None if it is not installed.
 
-    Spark's Python processes would import that zip, from which each of hundreds would compile everything. Without it
-    they import the installed package.
+    Spark's Python processes would import the zip, and each of hundreds would compile everything. Without it they import
+    the installed package.
     """
     spark, home = _spark(), _CACHE / "home"
     if spark is None:
@@ -108,7 +108,7 @@ def spark_home() -> Path | None:
     for path in spark.iterdir():
         link = home / path.name
         if path.name != "python" and (not link.is_symlink() or link.readlink() != path):
-            with tempfile.TemporaryDirectory(dir=_CACHE) as folder:  # other processes may do the same now
+            with tempfile.TemporaryDirectory(dir=_CACHE) as folder:  # other processes may be doing the same
                 made = Path(folder) / path.name
                 made.symlink_to(path)
                 made.replace(link)
@@ -116,7 +116,7 @@ def spark_home() -> Path | None:
 
 
 def make_archive() -> None:
-    """Write ``CLASSES`` unless it exists: half a minute, once."""
+    """Write ``CLASSES`` unless it exists, which takes half a minute, once."""
     _CACHE.mkdir(parents=True, exist_ok=True)
     with (_CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -134,7 +134,7 @@ def make_archive() -> None:
 
 
 def open_session() -> SparkSession:
-    """Start the JVM, some 4 s, and open the session."""
+    """Start the JVM, which takes about 4 s, and open the session."""
     os.environ.update(spark_environ())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -149,7 +149,7 @@ def open_session() -> SparkSession:
 
 
 def _load_classes() -> None:
-    """Use a little of everything in a session, and wait until its JVM has ended, which may write an archive then."""
+    """Use a little of everything in a session, and wait for the end of its JVM, which may then write an archive."""
     SETTINGS["spark.driver.extraJavaOptions"] = LAUNCHER_JVM
     session = open_session()
     gateway = session.sparkContext._gateway

@@ -1,4 +1,4 @@
-"""The documents are true: links have targets, names exist, commands parse, all metrics are described."""
+"""The documents are correct: links have targets, names exist, commands parse, all metrics are described."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tests.metric_names import metrics_of_the_daemon, metrics_of_topics
 
 README = DOCUMENTS["README.md"]
 OPERATIONS = DOCUMENTS["docs/operations.md"]
-#: Names that begin like a metric, but are none.
+#: Names that begin like a metric's, but are not metrics.
 NO_METRICS = {"plainsong_broker", "plainsong_client", "plainsong_", "plainsong_positions", "plainsong_outbox"}
-#: Names that look like a module, but are none.
+#: Names that look like a module's, but are not modules.
 NO_MODULES = {"plainsong.lock", "plainsong.message"}
 
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
@@ -55,7 +55,8 @@ def test_files_and_folders_named_in_documents_exist(name: str):
     for line in prose(text).splitlines():
         folders = {(ROOT / path).parent for path in paths(line)} | {(ROOT / name).parent}
         for file in re.findall(r"`(\w+\.py)[`:]", line):
-            # A test file is found by its name alone; any other must be next to one whose path is in the same line.
+            # A test file may be named without its folder; any other file must be in the folder of one whose path is on
+            # the same line.
             is_test = file.startswith("test_") and any((ROOT / "tests").rglob(file))
             assert is_test or any((folder / file).exists() for folder in folders), file
 
@@ -66,7 +67,7 @@ def test_tests_named_in_documents_exist(name: str):
     assert named <= all_tests()
 
 
-#: All actions that the audit records: of routes, and of the daemon itself.
+#: All actions that the audit records: those of routes, and the daemon's own.
 RECORDED = frozenset(ACTIONS.values()) | {
     "backup.restore",
     "security.reload",
@@ -138,7 +139,7 @@ def test_log_events_that_are_described_are_written_somewhere():
     rows = re.findall(r"^\| (`[^|]+`) \| (?:info|warning|error|critical) \|", OPERATIONS, re.MULTILINE)
     events = [event for row in rows for event in spans(row)]
     assert len(events) > 8
-    # An event may begin with its subject: "%s fell, …".
+    # A log line may begin with its subject: "%s fell, …".
     ends = {event: [event.split(" ", words)[-1] for words in (1, 2)] for event in events}
     assert not [
         event for event in events if f'"{event}' not in code and not any(f'"%s {end}' in code for end in ends[event])
@@ -149,7 +150,7 @@ def test_log_events_that_are_described_are_written_somewhere():
 
 
 def commands(text: str) -> list[str]:
-    """Return every line that runs ``plainsong``, from blocks and from the prose."""
+    """Return every command line that runs ``plainsong``, from code blocks and from the prose."""
     said = [
         line.removesuffix(" &") for line in [*shell_lines(text), *spans(text)] if re.match(r"(\S*/)?plainsong \w", line)
     ]

@@ -1,4 +1,4 @@
-"""The structure of the code: floors, first sentences of files, generated code, and a correct example."""
+"""The structure of the code: layers, first sentences of files, generated code, and a correct example."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_api_reference_is_what_the_code_says():
 
 
 def test_the_daemon_starts_without_the_libraries_that_only_some_daemons_need():
-    """Loading them at start took 0.2 s of processor time and 8 MB: they are loaded on first use."""
+    """Loading them at start took 0.2 s of processor time and 8 MB, so they are loaded on first use."""
     code = "import broker.main, sys; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "broker.http.http1" in loaded.split()
@@ -99,13 +99,13 @@ def opens_with_a_sentence(path: Path) -> bool:
 
 
 def test_no_module_is_called_manager_helper_or_util():
-    # The transaction manager is Tephra's own term.
+    # "Transaction manager" is Tephra's own term.
     tephras = {"plainsong/protocol/transactions/manager.py"}
     assert not {named(path) for path in SOURCES if re.search(r"manager|helper|util", path.stem)} - tephras
 
 
 def test_no_two_test_files_have_one_name():
-    """They are imported by name, from any folder."""
+    """Test files are imported by name, from any folder."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, times in names.items() if times > 1] == []
 

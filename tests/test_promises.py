@@ -1,4 +1,4 @@
-"""The ledger of promises is true: everything it names exists, and it names every attack on a promise."""
+"""The ledger of promises is correct: everything that it names exists, and it names every attack on a promise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKERS = {
     "ring of transactions": tests.daemon.transactional_history.Kind,
 }
 LABELS = ("Meaning", "Kept by", "Tests", "Rings", "Checkers", "Planted mistakes", "Not covered")
-#: Each promise in the README's words, by number.
+#: The README's wording of each promise, by number.
 WORDED = {
     int(number): sentence
     for number, sentence in re.findall(
@@ -39,7 +39,7 @@ def parts(text: str) -> dict[str, str]:
     return dict(zip(found[::2], found[1::2], strict=True))
 
 
-#: The parts of each promise by number; 0: the section after the ten.
+#: The parts of each promise, by number; 0 is the section after the ten promises.
 LEDGER = {
     int(number or 0): (text, parts(text))
     for number, text in re.findall(r"^## (?:(\d+)\. )?[A-Z](.+?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)

@@ -178,6 +178,6 @@ def test_the_number_of_concurrent_rings_is_bounded(tree, tmp_path, monkeypatch):
 def test_the_idle_time_of_cores_is_what_the_system_says_of_each():
     each_s = [cores_idle_s({core}) for core in range(os.cpu_count() or 1)]
     assert all(idle_s > 0.0 for idle_s in each_s)
-    # If no core was idle in between, both are equal except for rounding.
+    # If no core was idle in between, both times are equal except for rounding.
     assert cores_idle_s(set(range(len(each_s)))) >= sum(each_s) - 0.001
     assert cores_idle_s(set()) == 0.0

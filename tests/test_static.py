@@ -1,4 +1,4 @@
-"""Checks that do not run our code: format, lint, types, floors, and generated files, as listed in ``make static``."""
+"""Checks that do not run our code: format, lint, types, layers, and generated files, as in ``make static``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``etc/venv``, which a new contributor runs first: its errors, and that it repeats no work."""
+"""``etc/venv``, which a new contributor runs first: it reports errors and repeats no work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def tree(tmp_path):
-    """The files that etc/venv reads, without an installation."""
+    """A tree with the files that etc/venv reads, and no environment."""
     (tmp_path / "etc").mkdir()
     shutil.copy(ROOT / "etc/venv", tmp_path / "etc/venv")
     for path in [*ROOT.glob("requirements*.lock"), ROOT / "pyproject.toml"]:
@@ -34,7 +34,7 @@ def venv(tree: Path, profile: str, python: str, **variables: str) -> tuple[int, 
 
 
 def interpreter(tree: Path, *without: str) -> str:
-    """Return a Python that lacks modules of these names."""
+    """Return a Python without the modules of these names."""
     path = tree / "python-without"
     refusals = "".join(f'case "$*" in *import*{name}*) exit 1;; esac\n' for name in without)
     path.write_text(f'#!/bin/bash\n{refusals}exec {sys.executable} "$@"\n')
@@ -100,7 +100,7 @@ def test_the_python_of_the_distribution_is_preferred_to_one_earlier_on_the_path(
     in_front.mkdir()
     (in_front / "python3.11").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
     (in_front / "python3.11").chmod(0o755)
-    # An environment cannot be created there: nothing is installed, and the error names what would have been.
+    # No environment can be created there: nothing is installed, and the error names its path.
     (tree / ".venv").symlink_to(in_front / "python3.11/nowhere")
     done = subprocess.run(
         ["bash", tree / "etc/venv", "run"],

@@ -1,4 +1,4 @@
-"""The shipped dashboard and alerts: the metrics they use exist, their syntax is valid, and each alert fires."""
+"""The shipped dashboard and alerts: the metrics that they use exist, their syntax is valid, and each alert fires."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ needs_promtool = pytest.mark.skipif(
 
 
 def named_metrics(text: str) -> set[str]:
-    """Return all names that begin like a metric of ours, without the suffixes of histograms."""
+    """Return all names that begin like our metrics, without the suffixes of histograms."""
     kinds = metrics_of_the_daemon()
     found = set()
     for name in re.findall(r"\b(?:plainsong|process)_\w+", text):
@@ -58,7 +58,7 @@ def test_every_metric_that_the_dashboard_and_the_alerts_name_exists():
 def test_the_dashboard_shows_every_metric_of_the_second_copy_that_changes_while_it_is_watched():
     shown = set().union(*map(named_metrics, queries()))
     of_the_copy = {name for name in metrics_of_the_daemon() if name.startswith("plainsong_replication_")}
-    # Numbers of commits mean something only against each other, and the lag shows that.
+    # Commit numbers have a meaning only relative to each other, which the lag shows.
     assert of_the_copy - shown == {
         "plainsong_replication_last_commit",
         "plainsong_replication_counted_commit",

@@ -1,4 +1,4 @@
-"""A TLS proxy for a server without TLS, as stunnel or Envoy would be for HBase's gateway or ZooKeeper."""
+"""A TLS proxy for a server without TLS, like stunnel or Envoy in front of HBase's gateway or ZooKeeper."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class TlsProxy:
     """Terminates TLS on a free port of 127.0.0.1 and forwards to ``target``, while a ``with`` block runs.
 
-    It has a thread for each connection, which forwards the bytes of one side before it reads the other: enough for
-    requests and answers. The sockets are the system's, so that a client gets the reason of a failed handshake.
+    Each connection has a thread, which forwards one side's bytes before it reads the other side, which suffices for
+    requests and answers. The sockets are the system's, so that a client gets the reason for a failed handshake.
 
     Args:
       pair: its certificate and key.
-      clients: the authority of client certificates, which are then required; None: no client certificates.
-      gathers_s: how long it collects bytes of the target before it forwards them in one TLS record.
+      clients: the authority of client certificates, which are then required; None for no client certificates.
+      gathers_s: the time for which it collects the target's bytes before it forwards them in one TLS record.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TlsProxy:
                     _pass(client, server, self._gathers_s)
 
     def _end_politely(self, client: ssl.SSLSocket) -> None:
-        """Read the rest: closing before that would discard the alert."""
+        """Read the rest, since closing earlier would discard the alert."""
         with socket.socket(fileno=client.detach()) as raw, self._known(raw):
             raw.shutdown(socket.SHUT_WR)
             raw.settimeout(PATIENCE_S)
@@ -122,7 +122,7 @@ class TlsProxy:
 
 
 class _Known:
-    """Registers a socket for ``cut`` while a block runs; breaks it if the proxy is ending, because the cut is over."""
+    """Registers a socket for ``cut`` while a block runs; breaks it if the proxy is already ending, after its cut."""
 
     def __init__(
         self, lock: threading.Lock, known: set[socket.socket], each: socket.socket, is_ending: threading.Event

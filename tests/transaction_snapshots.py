@@ -1,4 +1,4 @@
-"""Decodes the whole snapshot of a transaction manager, change sets included; the daemon itself never reads those."""
+"""Decodes a transaction manager's whole snapshot, including change sets, which the daemon itself never reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plainsong.protocol.tephra.state import ManagerState, decode_visibility_stat
 def decode_snapshot(data: bytes) -> ManagerState:
     """Decode a snapshot that ``encode_snapshot`` wrote."""
     state = decode_visibility_state(data)
-    # Without change sets, the two empty lists are the last two bytes.
+    # Without change sets, the last two bytes are the two empty lists.
     cursor = Cursor(data, len(encode_snapshot(state)) - 2)
     committing, committed = _change_sets(cursor), _change_sets(cursor)
     assert cursor.at == len(data)

@@ -1,4 +1,4 @@
-"""The wait of a trio test for a state that signals nothing; ``eventually`` of the daemon's harness is for threads."""
+"""Lets trio tests wait for a state that signals nothing; ``eventually`` in the daemon's harness is for threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real ZooKeeper as a process: started on a free port, frozen, killed and started again on the same data."""
+"""A real ZooKeeper as a process: started on a free port, frozen, killed, and restarted on the same data."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ class ZooKeeperServer:
         self.kill()
 
     def start(self) -> None:
-        """Start it, and wait until it serves."""
+        """Start the server, and wait until it serves."""
         path = [*map(str, hbase_classes.jars()), str(self.directory)]
-        # The archive of HBase's JVM, which includes a ZooKeeper. Without an archive the JVM starts more slowly.
+        # The class archive made for HBase, which includes ZooKeeper's classes. Without an archive the JVM starts more
+        # slowly.
         classes = f"-XX:SharedArchiveFile={hbase_classes.folder() / 'hbase.jsa'}"
         command = [
             "java",
@@ -79,7 +80,7 @@ class ZooKeeperServer:
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        """Wait until it answers. Raises TimeoutError with its last output."""
+        """Wait until the server answers. Raises TimeoutError with its last output."""
         deadline_s = time.monotonic() + PATIENCE_S
         while self._says() != b"imok":
             assert self.process is not None
@@ -98,7 +99,7 @@ class ZooKeeperServer:
             return b""
 
     def kill(self) -> None:
-        """Send SIGKILL, even when frozen, and wait for the end."""
+        """Send SIGKILL, which also ends a frozen server, and wait for its end."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

@@ -31,7 +31,7 @@ START_MS = 1_700_000_000_000
 
 
 class SetClock:
-    """A clock that only advances when it is set."""
+    """A clock that advances only when it is set."""
 
     regressions = 0
 
@@ -98,7 +98,7 @@ class Harness:
         return await self.ask(Publish(request, sum(map(len, request.messages))), name)
 
     async def look(self, since=FIRST_BOUND, wait_s=None, name=NAME, end_before=None):
-        """Return the span of a poll that waits up to ``wait_s``."""
+        """Return the span for a poll that waits up to ``wait_s``."""
         deadline_s = None if wait_s is None else trio.current_time() + wait_s
         return await self.ask(Look(since, end_before, deadline_s), name)
 

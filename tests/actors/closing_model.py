@@ -1,9 +1,9 @@
 """A model of the end of a transaction over topics that change hands, small enough to explore every order of events.
 
-A topic's owners succeed one another on two instances, while earlier owners continue as if they still owned it; the same
+Ownership of a topic moves between two instances, while earlier owners continue as if they still owned it; the same
 holds for the transaction service. Questions, grants and writes may be in flight for any length of time, and any owner
-may ask any current or former owner. No row of the transaction may become durable after its end: a commit, or an abort,
-which takes the same steps under other names.
+may ask any current or former owner. No row of the transaction may become durable after its end. The end is a commit; an
+abort takes the same steps under other names.
 
 ``Rules`` lists the parts of the protocol; each can be left out, to show why it is needed.
 """
@@ -137,7 +137,7 @@ class Model:
         epochs = (*state.epochs[:topic], state.epochs[topic] + 1, *state.epochs[topic + 1 :])
         before = [each for each in state.terms if (each.topic, each.instance) == (topic, instance)]
         kept = not self.rules.terms and any(each.held for each in before)
-        # An instance has one owner of a topic at a time, whose write may still be in flight.
+        # An instance is a topic's owner at most once at a time, but writes of an earlier term may still be in flight.
         terms = state.terms - {each for each in before if not each.writing}
         stopped = {each for each in before if each.writing}
         terms = (terms - stopped) | {each._replace(held=False, asking=0) for each in stopped}

@@ -1,4 +1,4 @@
-"""A daemon's actors with its transaction service and the janitor's pass; it can be stopped, killed and restarted."""
+"""A daemon's actors, transaction service and janitor's pass; tests can stop, kill and restart it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cut(Exception):
 
 
 class OneClock(SetClock):
-    """A wall clock that advances with trio's, and can also be set."""
+    """A wall clock that advances with trio's clock, and can also be set."""
 
     def __init__(self):
         super().__init__()
@@ -48,12 +48,12 @@ class Daemon:
     invalid_pass: InvalidPass
 
     async def clean(self):
-        """Clean as the janitor does in a round; return the pass's report."""
+        """Clean like one round of the janitor; return the pass's report."""
         await self.harness.janitor.clean_all()
         return await self.invalid_pass.run_once()
 
     async def read(self, name, view=None, limit=10**6):
-        """Return all payloads that a reader of ``name`` gets page by page, and the pointer that holds it."""
+        """Return all payloads that a reader of ``name`` gets page by page, and the pointer that blocks it."""
         payloads, since = [], FIRST_BOUND
         while True:
             span = await self.harness.ask(Look(since), name)
@@ -68,7 +68,7 @@ class Daemon:
 
 @asynccontextmanager
 async def daemon(disk, clock, *, lifetime_ms=LIFETIME_MS, timeout_ms=30_000, prune=True, janitor=STEPS):
-    """Run a daemon on ``disk``; it closes in order, or at once if the body raises ``Cut``."""
+    """Run a daemon on ``disk``; it closes in an orderly way, or at once if the body raises ``Cut``."""
     index = PointerIndex()
     await index.load(disk)
     around = []
@@ -97,5 +97,5 @@ async def daemon(disk, clock, *, lifetime_ms=LIFETIME_MS, timeout_ms=30_000, pru
 
 
 def first_pointer():
-    """Return the lowest pointer that the tests' clock can issue."""
+    """Return the lowest pointer that can be issued at the tests' time."""
     return START_MS * POINTERS_PER_MS

@@ -1,4 +1,4 @@
-"""Several instances in one process, on shared memory, with views of ownership that a test sets."""
+"""Several instances in one process with a shared in-memory store, and views of ownership that a test sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class OwnStore(SharedMemoryStore):
 
 
 class View:
-    """``Ownership`` of one instance as last set by the test; instances may have contradictory views."""
+    """One instance's ``Ownership``, as last set by the test; views of different instances may contradict each other."""
 
     def __init__(self, me, cluster):
         self._me = Instance(me, f"{me}:7420")
@@ -73,6 +73,6 @@ async def instances(*names, owner=None, **options):
 
 
 def say(harnesses, owner, name=None):
-    """Set a topic's owner in the views of all instances at once."""
+    """Set a topic's owner in all instances' views at once."""
     for harness in harnesses.values():
         harness.directory.environment.ownership.set(owner, name)

@@ -10,12 +10,12 @@ from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import PublishUnder, RollBackPointer, StoreUnder
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS, NoAuthority
 
-#: Pointers issued when the tests' clock starts.
+#: The first pointer that can be issued at the tests' start time.
 FIRST = START_MS * POINTERS_PER_MS
 
 
 class Said(NoAuthority):
-    """An authority; pointers without a given standing are unknown to it."""
+    """An authority that returns given standings; other pointers are unknown to it."""
 
     def __init__(self):
         self.standings = {}
@@ -34,7 +34,7 @@ async def store(harness, pointer, *payloads, name=NAME, **more):
 
 
 async def publish(harness, pointer, *payloads, name=NAME, **more):
-    """Publish a pointer's stored messages, and these."""
+    """Publish a pointer's stored messages, and the given ones."""
     return await harness.ask(PublishUnder(request(payloads, pointer, **more), sum(map(len, payloads))), name)
 
 

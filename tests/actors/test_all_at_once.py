@@ -1,4 +1,4 @@
-"""Everything at once, on a store that constantly fails: the promises hold for every client's records."""
+"""Everything at once, on a store that keeps failing: every client's records show the promises kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plainsong.protocol.topic.asks import Look
 
 
 class Notes:
-    """Answers to publishers, and each reader's messages."""
+    """The answers to publishers, and each reader's messages."""
 
     def __init__(self):
         self.acknowledged = {}

@@ -36,7 +36,7 @@ from tests.storage.faulty import FaultyStore
 
 STEPS = RetentionConfig(interval_s=60, delete_grace_s=100, step_rows=3)
 ENTRIES = payload_prefix(NAME, 1, CHAIN_POINTER)
-#: A write pointer that was issued when the clock was set.
+#: A write pointer issued at the time to which the clock is set.
 POINTER = START_MS * 1_000_000 + 7
 
 
@@ -61,7 +61,7 @@ def give(verifier, row, oldest_ms):
 
 
 async def verified(harness, known=None, limit=2, sizes=None):
-    """Verify the chain in small parts; ``sizes`` collects their numbers of rows."""
+    """Verify the chain in small parts; ``sizes`` collects the number of rows in each."""
     sizes = [] if sizes is None else sizes
     view = await harness.ask(DescribeChain())
     verifier = Verifier(str(NAME), view.generation, known)
@@ -129,7 +129,7 @@ async def test_removal_of_messages_with_their_own_ttl_is_not_a_fault(store, auto
 
 
 async def some_stored(harness):
-    """Publish what two segments stored under a write pointer, and a staged batch with many messages."""
+    """Publish one of two segments stored under a write pointer, a plain message, and a large staged batch."""
     for segment in ("a", "lost", "a"):
         request = PublishRequest([b"stored %d" % number for number in range(9)], write_pointer=POINTER, segment=segment)
         await harness.ask(StoreUnder(request, 1))
@@ -149,7 +149,7 @@ async def test_stored_messages_are_read_in_bounded_parts_and_verified(store, aut
         sizes = []
         found = await verified(harness, sizes=sizes)
         assert (found.faults, found.messages) == ([], 18 + 1 + 1 + 20)
-        # All payload rows, also those of the losing segment, and four message rows.
+        # All payload rows, including those of the losing segment, and four message rows.
         assert sum(sizes) == 27 + 20 + 2 + 2
         assert max(sizes) <= 9
         before = await head(harness)

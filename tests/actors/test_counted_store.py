@@ -1,4 +1,4 @@
-"""In the mode ``SYNC`` the store completes and shows only what counts, and nothing of it is ever lost."""
+"""In ``SYNC`` mode the store completes and shows only rows that the second copy has, and never loses them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EAGER = ReplicationConfig(mode="sync", uploads=3, interval_ms=50, segment_bytes=
 
 
 class HeldObjects(MemoryObjects):
-    """Holds back new objects of the log until they are let through."""
+    """Holds new objects of the log until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class HeldObjects(MemoryObjects):
         return await super().create(name, data)
 
     async def held(self, count):
-        """Return the names of the next objects once that number is held."""
+        """Return the names of the next ``count`` objects once they are held."""
         while len(self._gates) < count:
             self._asked_for = trio.Event()
             await self._asked_for.wait()
@@ -106,7 +106,7 @@ class Writing:
 
 
 async def idle():
-    """Return once no task can continue without the object store, as far as a loop with threads can detect."""
+    """Return once no task can continue without the object store, as far as can be seen while threads run."""
     for _ in range(3):
         await trio.testing.wait_all_tasks_blocked(0.02)
 

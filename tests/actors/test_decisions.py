@@ -1,4 +1,4 @@
-"""Every topic is asked before a decision: many may take their time, and one that does not answer ends the attempt."""
+"""Every topic is asked before a decision: many may be slow, and one that does not answer ends the attempt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POINTER = 7
 
 
 class Topics:
-    """Topics that answer after a given time; they are asked, and looked up, as by the service."""
+    """Topics that answer after a given time; tests ask them and look them up as the service does."""
 
     def __init__(self, count, answer_s):
         self.names = [TopicName("ns", f"t{number:05}") for number in range(count)]
@@ -34,11 +34,11 @@ class Topics:
         self.last_answer_s = trio.current_time()
 
     async def close(self):
-        """Close their pointers; return True if all of them did."""
+        """Close the topics' pointers; return True if all were closed."""
         return not await close_pointers(self.ask, self.names, [POINTER], DEADLINE_S)
 
     async def roll_back(self):
-        """Roll back their pointers; return True if all of them did."""
+        """Roll back the topics' pointers; return True if all were rolled back."""
         return await roll_back(self, self.ask, [POINTER], DEADLINE_S) == {POINTER}
 
 
@@ -134,7 +134,7 @@ async def test_a_transaction_whose_commit_was_abandoned_times_out_like_any_other
 
 
 def slow_to_close(cluster, answer_s, never=None):
-    """Delay topics' closing of pointers; the returned list collects the names of those that have closed."""
+    """Delay the closing of pointers by topics; return a list that collects the names of topics that have closed."""
     real, closed = cluster.ask, []
 
     async def ask(me, name, what):

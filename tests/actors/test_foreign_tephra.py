@@ -25,15 +25,15 @@ from plainsong.protocol.transactions.view import Verdict
 from storage.memory import MemoryStore
 from tests.patience import PATIENCE_S
 
-#: Long enough that the last state is fresh, however long a test takes.
+#: Long enough for the last state to stay fresh, however long a test takes.
 REFRESH_S = 60.0
-#: Time limit of an answer: it comes through a real socket, and must not fail on a busy machine.
+#: Time limit for an answer, which arrives through a real socket and must not be too late on a busy machine.
 CALL_S = PATIENCE_S
 STATE = ManagerState(4000, 300, 310, (50, 120), {100: Entry(5000, 99), 310: Entry(6000, 99)})
 
 
 class Tephra:
-    """A server with programmed answers to getSnapshot; counts connections and calls."""
+    """A server with scripted answers to getSnapshot, which counts connections and calls."""
 
     def __init__(self):
         self.behave = self.serve(encode_snapshot(STATE))
@@ -161,7 +161,7 @@ async def test_topics_and_held_readers_get_the_outcome_of_their_pointers(foreign
         for pointer in (100, 310):
             waiting.start_soon(pointers.wait, pointer)
         await trio.testing.wait_all_tasks_blocked()
-        # 100 was committed, 310 timed out
+        # 100 was committed, and 310 timed out.
         tephra.behave = tephra.serve(encode_snapshot(ManagerState(4001, 300, 310, (50, 120, 310))))
         await foreign.refresh()
     assert pointers.take_decided(NAME) == [100]

@@ -1,8 +1,8 @@
-"""Topics change hands in any way while they are written and read: the store decides exactly, whatever views claim.
+"""Topics change owners in any way while they are written and read: the store decides, whatever views say.
 
-Instances publish and read concurrently, views of ownership change and contradict each other, stores stall. In the end
-acknowledged messages are there once, in order; refused ones are not; no read was older than what had been acknowledged
-before it began.
+Instances publish and read concurrently, views of ownership change and contradict each other, and stores stall. In the
+end acknowledged messages are there once, in order; refused ones are not; and every read included the messages that were
+acknowledged before it began.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ STEPS = st.lists(
 
 @dataclass
 class Course:
-    """Answers to all clients, and what has to be true in the end."""
+    """The answers to all clients, and the conditions that must hold at the end."""
 
     harnesses: dict
     numbers: count = field(default_factory=count)
     acknowledged: list[bytes] = field(default_factory=list)
     refused: list[bytes] = field(default_factory=list)
-    #: Payloads of one publish, and what was acknowledged before it began.
+    #: Payloads of each publish, and those that were acknowledged before it began.
     begun: list[tuple[list[bytes], list[bytes]]] = field(default_factory=list)
     reads: list[tuple[list[bytes], list[bytes]]] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ class Course:
         self.reads.append((before, found))
 
     async def wait(self, name):
-        """Long poll after the last acknowledged message; its answer must not be older than its begin."""
+        """Long-poll after the last acknowledged message; the answer must include messages acknowledged before it."""
         before = list(self.acknowledged)
         try:
             span = await self.harnesses[name].look(wait_s=5)
@@ -108,7 +108,7 @@ async def run(steps):
         for harness in harnesses.values():
             harness.directory.environment.ownership.set("a")
         with trio.move_on_after(60):
-            await read_or_deposed(harnesses["a"])  # this owner may only now detect that it was replaced
+            await read_or_deposed(harnesses["a"])  # this owner may detect only now that it was replaced
             return course, await harnesses["a"].read(cached=False)
         raise AssertionError("nobody serves the topic")
 
@@ -152,7 +152,7 @@ def test_acknowledged_messages_are_stored_once_and_no_read_is_stale_whatever_the
     played(steps)
 
 
-#: Another owner has claimed the topic without the knowledge of one that is then asked.
+#: Another owner claims the topic unnoticed by an owner that then gets a request.
 BEHIND_ITS_BACK = [
     *[("publish", "a", 1), ("settle",)],
     *[("view", "b", "b"), ("publish", "b", 1), ("settle",)],

@@ -1,11 +1,11 @@
-"""No schedule of crash, cleaning and pruning makes a message of an undecided or lost transaction visible, or loses one.
+"""No schedule of crashes, cleaning and pruning shows a message of an undecided or lost transaction, or loses one.
 
 Topic actors, the transaction service, the janitor and its pass run on a disk that tears commits at any row and loses
 power at any call. A reader of committed messages always
 
     sees nothing of a transaction whose commit was never requested, or was refused
     sees everything acknowledged in a transaction whose commit was acknowledged
-    sees all or nothing, in all topics alike, of one whose commit was not answered
+    sees all or nothing, in all topics alike, of a transaction whose commit got no answer
     sees nothing twice
 """
 
@@ -35,7 +35,7 @@ SLOTS = 3
 
 @dataclass
 class Tx:
-    """A client's knowledge of one of its transactions."""
+    """A client's record of one of its transactions."""
 
     number: int
     pointer: int
@@ -44,7 +44,7 @@ class Tx:
     doubtful: set[tuple[TopicName, bytes]] = field(default_factory=set)
     """Messages whose publish has an unknown outcome."""
     stored: dict[TopicName, list[bytes]] = field(default_factory=dict)
-    """By topic, the stored messages that a publish has to deliver; removed once it was requested."""
+    """By topic, the stored messages that a publish must deliver; removed once the publish was requested."""
     outcome: str = "open"
     """``open``, ``committed``, ``maybe`` (a commit without answer), ``lost`` (never visible)."""
     sent: int = 0
@@ -62,7 +62,7 @@ class Course:
 
     async def act(self, what, slot, topic, count):
         """Do one action; failures are recorded as its client would see them."""
-        with suppress(PlainsongError):  # refused or unanswered: recorded where it matters
+        with suppress(PlainsongError):  # refused or unanswered; recorded where it matters
             await getattr(self, what)(self.slots[slot], slot, NAMES[topic], count)
 
     async def begin(self, tx, slot, name, count):
@@ -136,7 +136,7 @@ class Course:
         await self.it.service.truncate(self.it.service.invalids())
 
     async def truncate_safe(self, tx, slot, name, count):
-        """Truncate as an operator who trusts the figures."""
+        """Truncate like an operator who trusts the figures."""
         bound = self.it.service.pruning().safe_bound
         if bound is not None:
             self.check_unreferenced(bound)
@@ -158,16 +158,16 @@ class Course:
         tx.sent += count
         return [f"{tx.number} {tx.sent - index}" for index in range(count)]
 
-    # --- what has to be true ---
+    # --- invariants ---
 
     def check_unreferenced(self, bound):
-        """No row carries a prunable pointer: one that was on the list when the pass began."""
+        """Check that no row has a prunable pointer, that is, one that was on the list when the pass began."""
         invalid = [pointer for pointer in self.it.service.invalids() if pointer <= bound]
         carried = {decode_row(value).pointer for value in self.disk.inner.tables[Table.MESSAGE].rows.values()}
         assert not carried.intersection(invalid)
 
     async def check(self):
-        """Check the messages of committed readers, in pages of three and in one."""
+        """Check the messages that committed readers get, in pages of three and in one page."""
         await self.wait_until_all_is_loaded()
         view = self.it.service.view()
         seen, held = {}, False
@@ -201,7 +201,7 @@ class Course:
         raise AssertionError("something does not recover")
 
     async def check_to_the_end(self):
-        """Let everything be decided, cleaned and pruned; results must stay the same, and no reader may be held."""
+        """Have everything decided, cleaned and pruned; results must stay the same, and no reader may be blocked."""
         await trio.sleep(31)
         for _ in range(2):
             await self.it.clean()
@@ -229,7 +229,7 @@ ACTIONS = st.tuples(
     st.integers(0, len(NAMES) - 1),
     st.integers(0, 3),
 )
-#: The call of the store that fails (counted from now on), and how many of its rows are written.
+#: The call to the store that fails (counted from now on), and the number of its rows that are written.
 FAULTS = st.none() | st.tuples(
     st.sampled_from(["write", "write", "discard", "scan"]), st.integers(0, 3), st.integers(0, 6) | st.just(True)
 )
@@ -289,7 +289,7 @@ def test_no_schedule_shows_an_uncommitted_message_or_loses_a_committed_one(steps
                 for action in one_writer_a_slot(actions):
                     nursery.start_soon(course.act, *action)
             course.disk.fail_no_more()
-            if looks:  # checking loads every topic, so not always
+            if looks:  # not always, since checking loads every topic
                 await course.check()
             if after == "cut":
                 raise Cut

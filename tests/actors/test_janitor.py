@@ -1,4 +1,4 @@
-"""The janitor removes only what no reader could see, and its work is invisible to readers."""
+"""The janitor removes only rows that no reader can see, and readers do not notice its work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GRACE_S = 100
 STEPS = RetentionConfig(interval_s=60, delete_grace_s=GRACE_S, step_rows=3)
 
 
-# --- exactly the invisible ------------------------------------------------------------------------
+# --- exactly the invisible rows -------------------------------------------------------------------
 
 
 async def test_a_topic_without_expired_messages_keeps_everything(autojump_clock):
@@ -188,7 +188,7 @@ async def test_readers_of_an_older_generation_are_removed_even_if_it_never_had_m
 
 
 async def test_a_topic_undeleted_while_its_cleaning_is_planned_keeps_its_rows(nursery, autojump_clock):
-    """The topic decides both undelete and the plan, so one of them comes first, definitively."""
+    """The topic decides on both the undelete and the plan, so one of them definitely comes first."""
     async with actors(janitor=STEPS) as harness:
         await harness.create()
         await harness.publish("a")
@@ -277,7 +277,7 @@ async def test_a_crash_during_cleaning_changes_nothing_visible(nursery, autojump
         assert store.calls["discard"] == discards + 3
         store.crash(keep_discards=keep_discards)
     async with actors(store, janitor=STEPS) as harness:
-        harness.clock.ms = START_MS - 3_600_000  # the machine's clock was set back, too
+        harness.clock.ms = START_MS - 3_600_000  # the machine's clock was also set back
         assert await harness.read() == wanted
         harness.clock.ms = ms
         assert await harness.read() == wanted
@@ -453,7 +453,7 @@ ROUNDS = 5
 
 
 async def after_rounds(harness, passes):
-    """Run rounds with these passes; return whether messages expired before them are gone at the end."""
+    """Run rounds with these passes; return True if messages that had expired before are gone at the end."""
     harness.janitor = janitor = Janitor(harness.store, harness.directory, harness.clock, harness.watch, STEPS, passes)
     await harness.create(ttl_s=10)
     await harness.publish("old")

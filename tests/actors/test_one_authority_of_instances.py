@@ -1,4 +1,4 @@
-"""Instances that start at the same time agree on the transactions' authority; all have the same namespaces."""
+"""Instances that start at the same time agree on the transaction authority, and have the same namespaces."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class HeldStore(SharedMemoryStore):
 
 @asynccontextmanager
 async def arriving_late(store, kind, call):
-    """In the block the store has answered this call, but the answer is in flight; it arrives at the end."""
+    """Within the block the store has answered this call, but the answer is in flight; it arrives at the block's end."""
     on_its_way, arrives = store.hold(kind)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(call)

@@ -1,4 +1,4 @@
-"""Actors of several instances on one store: topics change hands, and no client gets an outdated answer."""
+"""Actors of several instances on one store: topics change owners, and no client gets an outdated answer."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ async def test_one_ownership_check_serves_the_whole_batch(nursery):
         await wait_all_tasks_blocked()
         a.store.reachable.set()
         await wait_all_tasks_blocked()
-        assert len(checks) == 2  # the first look was alone, and the others waited for it
+        assert len(checks) == 2  # one check for the first look, and one for the looks that waited for it
 
 
 async def test_queries_that_park_or_that_a_commit_answers_are_not_checked(nursery):
@@ -289,7 +289,7 @@ async def test_a_topic_waiting_to_be_opened_is_not_claimed_once_another_instance
         await a.create()
         await a.publish("one")
         a.store.reachable = trio.Event()
-        say(harnesses, "b")  # the mark cannot be written yet, and the next open waits for it
+        say(harnesses, "b")  # the mark cannot be written yet, and the next opening waits for it
         say(harnesses, "a")
         answers = []
 

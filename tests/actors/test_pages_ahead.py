@@ -1,4 +1,4 @@
-"""Reading ahead: a reader that walks through a topic finds the next page read, once, and it equals the store's."""
+"""Reading ahead: a reader that walks through a topic finds the next page already read, once, and as in the store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT, BYTES = 10, 1 << 20
 
 
 class Reader:
-    """Requests page after page, as polls do."""
+    """Requests one page after another, as polls do."""
 
     def __init__(self, harness, ahead, name=NAME, limit=LIMIT, max_bytes=BYTES):
         self.harness, self.ahead, self.name = harness, ahead, name
@@ -43,7 +43,7 @@ class Reader:
         return page
 
     async def scans(self):
-        """Return the number of scans for the next page, which must be the store's, and for reading ahead."""
+        """Get the next page, which must equal the store's; return the number of scans for it and for reading ahead."""
         span = await self.harness.look(self.since, name=self.name)
         stored = await read_page(self.harness.store, None, span, limit=self.limit, max_bytes=self.max_bytes)
         before = self.harness.store.calls["scan"]
@@ -53,7 +53,7 @@ class Reader:
 
 
 async def while_the_third_page_is_read_ahead(reader, nursery):
-    """Read two pages, while the third is being read ahead; it blocks until the scan is released."""
+    """Read two pages, so that the third is read ahead, which blocks until the scan is released."""
     store = reader.harness.store
     await reader.page()
     store.stall("scan")
@@ -65,7 +65,7 @@ async def while_the_third_page_is_read_ahead(reader, nursery):
 
 
 def pages_of(harness):
-    """Pages whose readers pause between requests."""
+    """Return ``Pages`` whose readers pause between requests."""
     return Pages(harness.store, harness.directory, clock=count(step=LEAST_PAUSE_S).__next__)
 
 
@@ -83,7 +83,7 @@ async def cold(harness, messages=80, name=NAME, text=LONG, **properties):
 
 @asynccontextmanager
 async def reading(cache_bytes=1 << 23):
-    """A harness, running ``Pages``, and a topic of 80 messages, none of which is cached."""
+    """Run a harness and ``Pages``, with a topic of 80 messages, none of which is cached."""
     async with actors(cache_bytes=cache_bytes) as harness, trio.open_nursery() as nursery:
         ahead = pages_of(harness)
         nursery.start_soon(ahead.run)
@@ -97,14 +97,14 @@ def kept(harness, name=NAME):
     return harness.directory.cache(name).budget.kept
 
 
-# --- who finds a page read --------------------------------------------------------------------------
+# --- readers that find a page read ahead ------------------------------------------------------------
 
 
 async def test_after_the_second_page_of_a_walk_each_next_page_is_read_ahead():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         assert [await reader.scans() for _ in range(4)] == [1, 2, 1, 1]
-        # Pages read ahead equal the store's, and the next one requested is there.
+        # Pages read ahead equal the store's, and the next requested page is there.
         harness.store.stall("scan")
         assert (await reader.page()).count == LIMIT
 
@@ -112,7 +112,7 @@ async def test_after_the_second_page_of_a_walk_each_next_page_is_read_ahead():
 async def test_of_a_whole_walk_the_last_page_alone_is_read_twice():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
-        # The last page ends at the topic's end and may soon be different: it is not given from what is kept.
+        # The last page ends at the topic's end and may soon change, so it is never served from the kept pages.
         assert sum([await reader.scans() for _ in range(8)]) == 9
 
 
@@ -144,7 +144,7 @@ async def test_readers_that_follow_the_first_one_through_a_topic_find_what_was_r
             reader = Reader(harness, ahead)
             return sum([await reader.scans() for _ in range(7)])
 
-        # The first two pages are read twice before they are kept. The eighth ends at the topic's end.
+        # The first two pages are read twice before they are kept. The eighth page ends at the topic's end.
         assert [await walk() for _ in range(3)] == [8, 2, 0]
 
 
@@ -168,7 +168,7 @@ async def cancelled_when_blocked(scope):
     scope.cancel()
 
 
-# --- who does not -----------------------------------------------------------------------------------
+# --- readers that do not ----------------------------------------------------------------------------
 
 
 async def test_scattered_pages_are_not_a_walk():
@@ -193,7 +193,7 @@ async def test_nothing_is_read_ahead_for_a_fast_reader_until_it_slows_down(pause
         for more_s in (pause_s, pause_s, LEAST_PAUSE_S, pause_s, pause_s):
             now_s += more_s
             scans.append(await reader.scans())
-        # The fourth page was read with the third one.
+        # The fourth page was read together with the third.
         assert scans == [1, 1, 2, 0, 1]
         nursery.cancel_scope.cancel()
 
@@ -237,7 +237,7 @@ async def test_nothing_is_read_ahead_after_messages_that_are_not_plain():
 
 async def test_nothing_is_read_ahead_for_a_read_as_of_a_moment():
     async with reading() as (harness, ahead):
-        for _ in range(2):  # so that their pages are known
+        for _ in range(2):  # so that the pages are remembered
             reader = Reader(harness, ahead)
             for _ in range(4):
                 await reader.page()
@@ -333,7 +333,7 @@ async def test_after_small_pages_of_a_walk_a_chunk_is_read_and_the_next_one_in_t
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead, limit=2)
         scans = [await reader.scans() for _ in range(40)]
-        # A chunk has 32 of these messages. Reads are two pages, three chunks, the last page, and the part after it.
+        # A chunk has 32 of these messages. The scans are two pages, three chunks, the last page, and the part after it.
         assert (scans[:3], sum(scans)) == ([1, 2, 0], 2 + 3 + 1 + 1)
 
 
@@ -483,7 +483,7 @@ async def test_only_a_page_in_memory_is_available_at_once():
         assert (await now(LAST_BOUND)).count == 0
 
 
-# --- what goes wrong --------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------------
 
 
 async def test_a_page_that_cannot_be_read_ahead_is_read_on_request():

@@ -59,7 +59,7 @@ def test_a_reader_past_a_plain_message_gets_all_stored_messages_after_it(limit):
 
 
 def test_an_expired_start_hides_nothing_that_follows():
-    """4.4.3: neither the row nor its position among stored messages is applied to live ones."""
+    """4.4.3: the expired row and its position among stored messages were applied to live ones."""
     topic = Topic([stored(0, 7, 5), stored(1_000, 8, 5)])
     span = topic.span(after(topic.messages[3].message_id), oldest_ms=START_MS + 1)
     assert payloads(topic.from_store(span, view=SEEN)) == [b"s0", b"s1", b"s2", b"s3", b"s4"]

@@ -36,7 +36,7 @@ def send(harness, ids, producer="p", **more):
 
 
 async def outcomes(calls):
-    """Return each call's answer or error; all are made at once."""
+    """Make all calls at once; return each one's answer or error."""
     found = [None] * len(calls)
 
     async def run(index, call):

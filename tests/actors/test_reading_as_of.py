@@ -1,4 +1,4 @@
-"""Pages as of a moment: where they stop reading, which parts are kept, and a topic's promises about a moment."""
+"""Pages as of a moment: where they stop reading, which parts are cached, and a topic's promises about a moment."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_kept_pages_of_current_reads_do_not_serve_a_moment():
         assert (await harness.page(limit=10)).count == 10
 
 
-# --- what the topic promises --------------------------------------------------------------------------
+# --- promises of the topic ----------------------------------------------------------------------------
 
 
 def ask(core, ask_, now_ms):
@@ -190,7 +190,7 @@ async def test_a_transaction_is_seen_as_of_a_moment_in_all_topics_of_all_instanc
         await cluster["b"].publish_under(pointer, "two", name=OTHER)
         before_ms = pass_ms(cluster, 10)
         await cluster.home().commit(pointer)
-        # The clock is stopped: the decision's time is before this moment, or in its millisecond.
+        # The clock is stopped: the decision was made before this moment, or in its millisecond.
         after_ms = pass_ms(cluster, 10)
         pass_ms(cluster, 10)
         for name in "ab":

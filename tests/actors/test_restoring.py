@@ -1,4 +1,4 @@
-"""Restoring to a time at which consecutive milliseconds were full: no request is cut in two."""
+"""Restoring to a time when consecutive milliseconds were full: no request is cut in two."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from storage.backup.objects import encode_row, name_of
 NAME = TopicName("shop", "orders")
 PREFIX = generation_prefix(NAME, 1)
 LAST = 65_535
-#: The burst begins at the end of millisecond 11 and ends in 13.
+#: The burst begins at the end of millisecond 11 and ends in millisecond 13.
 POSITIONS = [(10, 0), (11, LAST - 1), (11, LAST), (12, 0), (12, LAST), (13, 0), (13, 1), (14, 0)]
 
 
@@ -81,10 +81,10 @@ def a_cut(cut_ms, **lines):
 @pytest.mark.parametrize(
     ("cuts", "by_ms"),
     [
-        ([a_cut(20, orders=18)], 48),  # it may have continued as far as the clock has
-        ([a_cut(20, orders=500)], 530),  # ahead of the clock, and so possibly as far ahead until now
-        ([a_cut(20, orders=18), a_cut(30, orders=500)], 520),  # ahead only since a later backup
-        ([a_cut(20, orders=18), a_cut(51, orders=500)], 48),  # a backup later than now is ignored
+        ([a_cut(20, orders=18)], 48),  # ids may have advanced with the clock since
+        ([a_cut(20, orders=500)], 530),  # ahead of the clock then, and possibly as far ahead now
+        ([a_cut(20, orders=18), a_cut(30, orders=500)], 520),  # ahead only in the later backup
+        ([a_cut(20, orders=18), a_cut(51, orders=500)], 48),  # a backup from the future is ignored
         ([a_cut(20, orders=None)], None),
         ([a_cut(20, bills=500)], None),
     ],

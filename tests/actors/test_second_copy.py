@@ -1,4 +1,4 @@
-"""The second copy: what counts can be restored exactly, whatever the object store and the process do."""
+"""The second copy: counted commits can be restored exactly, whatever the object store and the process do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def until(holds):
 
 
 class Primary:
-    """A store with its copy, for tests."""
+    """A store with its second copy."""
 
     def __init__(self, store, copy, outbox):
         self.store, self.copy, self.outbox = store, copy, outbox
@@ -56,7 +56,7 @@ class Primary:
             await self.store.write([message(self.at), put_one(METADATA, b"last", b"%d" % self.at)], claim=claim)
 
     async def counted(self):
-        """Wait until everything counts."""
+        """Wait until every commit counts."""
         last = self.outbox.last
         await until(lambda: (-1 if self.copy.status.counted is None else self.copy.status.counted) >= last)
 
@@ -80,7 +80,7 @@ async def primary(
 
 
 async def restored(objects, directory, **point):
-    """Return the rows of a restored copy, and where it ended."""
+    """Restore the copy; return its rows, and how far it reaches."""
     async with await LevelDBStore.open(directory) as store:
         done = await replay(objects, store, **point)
         return await rows_of(store), done
@@ -258,7 +258,7 @@ async def test_commits_over_the_backlog_make_a_gap_and_count_again_after_a_new_b
 async def test_a_store_that_is_reopened_after_a_failed_write_stays_in_step_with_its_copy(
     tmp_path, objects, monkeypatch
 ):
-    monkeypatch.setattr(second_copy, "BASE_PAUSE_S", 0.01)  # the base may have read the broken store
+    monkeypatch.setattr(second_copy, "BASE_PAUSE_S", 0.01)  # the first base may have been read from the broken store
     async with primary(tmp_path / "data", objects) as running:
         await running.write(5)
         running.store._broken = True
@@ -449,7 +449,7 @@ async def test_no_counted_commit_is_lost_whatever_answers_are_lost_and_whenever_
 
 
 async def three_bases(tmp_path, objects):
-    """Make a copy with three bases, of a store that changes in every way."""
+    """Make a copy with three bases of a store that changes in every way."""
     now, random, at = [1_000_000], Random(3), 0
     settings = replace(FAST, base_every_h=1, keep_s=86_400)
     for turn in range(3):

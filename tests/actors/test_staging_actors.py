@@ -1,4 +1,4 @@
-"""Staging by real actors: on every store, with every write failing in turn, and cleaned by the real janitor."""
+"""Staging with real actors: on every store, with each write failing in turn, and with cleaning by the real janitor."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ EXPECTED = [b"one", b"two", b"three", b"four", b"five"]
 
 
 async def certainly(harness, ask):
-    """Ask until there is an answer; a little time passes with each attempt."""
+    """Ask until there is an answer, with a little time between attempts."""
     for _ in range(5):
         harness.clock.ms += 7
         try:

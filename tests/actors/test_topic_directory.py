@@ -1,4 +1,4 @@
-"""The directory: one owner per topic, opened once, evicted when idle, and an answer to every call during an outage."""
+"""The directory: one owner per topic, opened once, evicted when idle; and every call is answered in an outage."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ async def test_a_closing_topic_has_ended_before_its_successor_begins(nursery, au
         claims = store.claims[NAME]
         store.stall("write")
         answers = []
-        with pytest.raises(TopicNotFound):  # evicts the first, whose last write stalls
+        with pytest.raises(TopicNotFound):  # evicts the first topic, whose last write stalls
             await harness.read(name=TopicName("ns", "other"))
         await store.stalled("write")
         for _ in range(10):
@@ -329,7 +329,7 @@ async def test_a_topic_whose_last_write_failed_is_reopened_on_its_next_use():
         await harness.create()
         await harness.publish("a")
         harness.store.fail_next("write")
-        with pytest.raises(TopicNotFound):  # evicts the first
+        with pytest.raises(TopicNotFound):  # evicts the first topic
             await harness.read(name=TopicName("ns", "other"))
         await harness.publish("b")
         assert await harness.read() == await harness.read(cached=False) == [b"a", b"b"]

@@ -1,4 +1,4 @@
-"""The topic actor and write pointers: durable before answered, reloaded after a crash, in step with cache and index."""
+"""The topic actor and write pointers: durable before answers, reloaded after crashes, in step with cache and index."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ P, Q = 1_700_000_000_000_000_000, 1_700_000_000_000_000_001
 
 
 class Standings(NoAuthority, dict):
-    """An authority with the given answers."""
+    """An authority with preset answers."""
 
     def standing(self, pointer):
         return self.get(pointer, "unknown")
@@ -47,7 +47,7 @@ class Under:
         return await self.harness.ask(ListPointers())
 
     def signs(self):
-        """Return the pointers of the message rows as they are stored."""
+        """Return the pointers in the stored message rows, negative if rolled back."""
         rows = sorted(self.harness.store.inner.tables[Table.MESSAGE].rows.items())
         return [decode_row(value).pointer for _, value in rows]
 
@@ -225,7 +225,7 @@ async def test_decisions_made_while_a_topic_was_closed_are_applied_by_its_load(s
         with pytest.raises(errors.TransactionNotInProgress):
             await Under(harness).publish(P, b"3")
         await harness.publish("next")
-        assert Under(harness).pointer_rows() == [Q]  # messages stored under it have to be removed first
+        assert Under(harness).pointer_rows() == [Q]  # the messages stored under it must be removed first
 
 
 async def test_a_deleted_topic_keeps_its_pointers_for_undelete(store):

@@ -1,4 +1,4 @@
-"""The transaction service: durable before it answers, reloaded after a crash, aborts that roll back first."""
+"""The transaction service: durable before it answers, reloaded after a crash, with aborts that roll back first."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def caught(call, *args):
 
 @pytest.fixture
 def results(nursery):
-    """Return a function that starts a call and returns a list, which gets the outcome once there is one."""
+    """Return a function that starts a call and returns a list, to which the outcome is added once there is one."""
 
     def start(call, *args):
         found = []
@@ -116,7 +116,7 @@ async def test_reads_return_only_durable_state(results):
         assert harness.service.begin_pass().invalids == (one,)
 
 
-# --- when the store fails ----------------------------------------------------------------------------
+# --- failures of the store ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("applied", [False, True])
@@ -504,7 +504,7 @@ async def test_pruning_figures_contain_what_an_operator_needs():
         assert figures.kept_because is None
 
 
-# --- looking -----------------------------------------------------------------------------------------
+# --- reads -------------------------------------------------------------------------------------------
 
 
 async def test_the_transaction_that_holds_readers_is_named_with_topics_and_hidden_messages():
@@ -526,7 +526,7 @@ async def test_the_answer_to_begin_is_what_the_tephra_client_decodes():
         assert decode_transaction(encode_transaction(tx)) == tx
 
 
-# --- leaving -----------------------------------------------------------------------------------------
+# --- closing -----------------------------------------------------------------------------------------
 
 
 async def test_pending_calls_are_served_before_the_stop_and_later_ones_refused(results):

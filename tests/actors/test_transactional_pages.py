@@ -1,4 +1,4 @@
-"""Transactional pages always equal the list, regardless of the topic's rows and of where pages are cut."""
+"""Transactional pages always equal the list, whatever rows the topic has and wherever pages are cut."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from plainsong.protocol.transactions.view import Moment, View
 NOW_MS = START_MS + 5_000
 
 payloads = st.one_of(st.binary(max_size=4), st.sampled_from([b"x" * 63, b"y" * 64, b"z" * 200]))
-#: A message's own time to live: expired, in its last millisecond, alive; mostly none.
+#: A message's own TTL: expired, in its last millisecond, or live; mostly none.
 ttls_s = st.sampled_from([None] * 6 + [1, 5, 60])
 pointers = st.integers(1, 9)
 segments = st.sampled_from([None, 0, 1, 2, 300])
-#: Mostly none; some recur, and some are long.
+#: Mostly none; some are repeated, and some are long.
 attributes = st.sampled_from([None] * 5 + [{}, {"routingKey": "k"}, {"traceparent": "ü" * 300}]) | st.dictionaries(
     st.text(max_size=3), st.text(max_size=3), max_size=3
 )
-#: Rows' data about their request: a stamp, a batch, both, an index within one.
+#: Rows' data about their request: a stamp, a batch, both, or an index within a batch.
 requests = st.sampled_from(
     [{}] * 4
     + [{"d": ["p", 3, 1, 7]}, {"d": ["producer-" * 20, 0, 3, [1, 5, 900]]}, {"b": 3}, {"b": 2, "d": ["p", 1, 2, 0]}]
@@ -48,7 +48,7 @@ besides = st.fixed_dictionaries({"attributes": attributes, "extras": requests})
 
 @st.composite
 def topics(draw):
-    """Entries of all kinds; each stored transaction has its own pointer, since it is published once."""
+    """Draw entries of all kinds; each stored transaction has its own pointer, since it is published once."""
     entries, ms, sequence, own = [], START_MS, 0, 20
     for kind in draw(st.lists(st.sampled_from(["plain", "plain", "inline", "inline", "stored"]), max_size=10)):
         step = draw(st.sampled_from([0, 0, 1, 1_000]))
@@ -91,7 +91,7 @@ views = (
 
 @st.composite
 def bounds(draw, topic):
-    """A position anywhere in, around and inside the topic."""
+    """Draw a position at, between, around or inside the topic's entries."""
     entries = [(each.ms, each.position) for each in topic.entries]
     return draw(
         st.sampled_from(

@@ -1,4 +1,4 @@
-"""Readers with views get messages under pointers from real actors: from the cache, from the store, page by page."""
+"""Readers with views read messages under pointers from real actors: from the cache, from the store, and in pages."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ views = st.builds(
 
 
 class Listed:
-    """The topic as a list: payload and pointer of each published message, and stored messages by pointer."""
+    """The topic as a list: each published message's payload and pointer, and stored messages by pointer."""
 
     def __init__(self):
         self.messages = []
         self.stored = {}
-        #: By pointer: segments listed by the publish of stored messages; None if it listed none.
+        #: By pointer, the segments that the publish of stored messages listed; None if it listed none.
         self.published = {}
         self.rolled_back = set()
         self.number = 0
@@ -159,7 +159,7 @@ async def check(harness, listed, view, limit):
 @pytest.mark.parametrize("rows", range(6))
 @pytest.mark.parametrize("scan", [0, 1, 2])
 async def test_a_page_that_fails_among_stored_messages_does_not_affect_the_next(scan, rows):
-    """The original's 3.4.6 in reading: the remains of a failed request appeared at the start of the next page."""
+    """The original's 3.4.6, for reads: the remains of a failed request appeared at the start of the next page."""
     async with actors(cache_bytes=0) as harness:
         await harness.create()
         for pointer in (BASE + 1, BASE + 2):

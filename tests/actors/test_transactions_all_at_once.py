@@ -1,8 +1,8 @@
 """Real topics and the transaction service under concurrent load, on a failing store: readers see all or nothing.
 
 Clients begin, checkpoint, publish to several topics, and commit or abort while some of these requests are in progress;
-or they leave, and the time-out applies. Readers of committed messages follow each topic. Clients and readers record
-their answers, and at the end all records must agree.
+or they disconnect, and the time-out applies. Readers of committed messages follow each topic. Clients and readers
+record their answers, and in the end all records must agree.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ class Tx:
 
 
 class House:
-    """The daemon's actors, and all records."""
+    """The daemon's actors, and all clients' and readers' records."""
 
     def __init__(self, harness, service, index, random):
         self.harness, self.service, self.index, self.random = harness, service, index, random
         self.transactions = []
         self.read = defaultdict(list)
         self.done = trio.Event()
-        #: Messages of all topics shown by one view, and which topics were read to their end.
+        #: The messages of all topics as shown by one view, and the topics that were read to their end.
         self.snapshots = []
 
     async def sure(self, call, *args):
-        """Return the answer, after any number of attempts; None if it is refused permanently."""
+        """Return the answer, after any number of attempts; None if the call is refused permanently."""
         while True:
             try:
                 return await call(*args)
@@ -130,7 +130,7 @@ class House:
     # --- readers ----------------------------------------------------------------------------------
 
     async def reader(self, name):
-        """Read like a poll of committed messages: the span first, then the view; when held, wait for the pointer."""
+        """Read like a poll of committed messages: first the span, then the view; if blocked, wait for the pointer."""
         since = FIRST_BOUND
         while True:
             ended = self.done.is_set()
@@ -159,7 +159,7 @@ class House:
         )
 
     async def snapshot(self):
-        """Read all topics with one view, taken first: everything written before a commit must be found."""
+        """Read all topics with one view, which is taken first: everything written before a commit must be found."""
         while not self.done.is_set():
             await trio.sleep(self.random.random() / 4)
             try:

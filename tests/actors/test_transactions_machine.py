@@ -1,7 +1,7 @@
 """Random transactions over instances with contradictory views: readers see all of a transaction, or nothing.
 
-Messages acknowledged before a commit are seen by every later reader, at every instance, in all topics at the same
-moment; aborted, open or late ones are never seen.
+Every later reader, at every instance, sees the messages that were acknowledged before a commit, in all topics from the
+same moment on; no reader ever sees aborted, open or late messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STEPS = st.one_of(
 
 
 class Course:
-    """One run, and what may be seen of it."""
+    """One run, and the messages that readers may see."""
 
     def __init__(self, cluster, nursery):
         self.cluster = cluster
@@ -133,7 +133,7 @@ class Course:
             self.judge(found, certain)
 
     def judge(self, found, certain):
-        """``certain``: decided before the read began. After an undecided message a reader sees nothing."""
+        """Check a read. ``certain``: transactions decided before it. Readers see nothing after an undecided message."""
         seen = defaultdict(set)
         for name, (payloads, _) in zip(TOPICS, found, strict=True):
             for payload in payloads:
@@ -163,7 +163,7 @@ async def run(steps):
                     await course.take(step)
                 for who in INSTANCES:
                     await course.hold(who, lasts=False)
-            # Once all views agree, every transaction can be ended, and every instance shows the same.
+            # Once all views agree, every transaction can be ended, and every instance shows the same messages.
             for name, owner in zip((*TOPICS, SERVICE_NAME), "bca", strict=True):
                 cluster.say(owner, name)
             await trio.sleep(20)
@@ -176,12 +176,12 @@ async def run(steps):
 
 
 async def read_at_last(instance):
-    """Read like a client: an owner that only now detects its replacement fails once, and is asked again."""
+    """Read like a client: an owner that only now detects that it was replaced fails once, and the read is repeated."""
     for _ in range(5):
         try:
             return await instance.read_committed(*TOPICS)
         except NoOwner:
-            await trio.sleep(20)  # longer than a topic is left to its new owner
+            await trio.sleep(20)  # longer than an instance waits before it tries to take a topic back
     return await instance.read_committed(*TOPICS)
 
 

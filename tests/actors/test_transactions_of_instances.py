@@ -1,4 +1,4 @@
-"""Transactions over topics of several instances: nothing under a pointer is written after its end, whichever owner changes."""
+"""Transactions over topics of several instances: no write under a pointer follows its end, whichever owner changes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_an_enlistment_whose_answer_was_lost_is_repeated_and_leaves_no_dou
         monkeypatch.setattr(service, "enlist", lost)
         await cluster["b"].publish_under(pointer, "one", name=OTHER)
         for owner in "ab":
-            cluster.say(owner, OTHER)  # another term of the topic: it holds no pointers
+            cluster.say(owner, OTHER)  # a new term of the topic, which holds no pointers
         lose[0] = "always"
         monkeypatch.setattr(actors.replica, "PATIENCE_S", 0.1)
         with pytest.raises(TransactionsUnavailable, match="no answer") as refused:
@@ -202,7 +202,7 @@ async def test_a_decision_survives_the_session_of_a_dead_topic_owner(autojump_cl
             decided.append((await getattr(cluster.home(), verb)(pointer)).state)
 
         nursery.start_soon(decide)
-        await trio.sleep(12)  # 10 s of a session, and 2 s until the next owner serves
+        await trio.sleep(12)  # a session lasts 10 s, and the next owner serves 2 s later
         assert not decided
         cluster.say("c", OTHER)
         await trio.sleep(3)
@@ -227,7 +227,7 @@ async def test_a_replaced_owner_of_the_service_answers_nothing():
         pointer, other = await cluster.begin(), await cluster.begin()
         await cluster["b"].publish_under(pointer, "one", name=OTHER)
         deposed = cluster.home()
-        # Only b detects that it owns the service; a continues as if nothing had happened.
+        # Only b sees that it owns the service; a continues as if nothing had happened.
         cluster.say("b", SERVICE_NAME, to=["b"])
         await settle()
         await cluster["b"].transactions.home.commit(pointer)
@@ -283,7 +283,7 @@ async def test_a_committed_read_does_not_wait_for_a_frozen_owner_once_it_is_repl
 
 
 async def freeze_at_a_question_of_b(cluster):
-    """Drop the answer to the question waiting there; later answers to other owners arrive."""
+    """Drop the answer to the question that waits there; later answers to other owners arrive."""
     cluster.lines.held["b"] = trio.Event()
     await cluster.home().commit(await cluster.begin())
     await settle()

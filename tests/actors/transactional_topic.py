@@ -1,4 +1,4 @@
-"""A topic with all kinds of rows, in the formats of store and cache, and the list of messages that it represents."""
+"""A topic with all kinds of rows, in the formats of store and cache, and the list of its messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Entry:
     stored: list[Payload] | None = None
     winners: list[int] | None = None
     orphans: int = 0
-    """Rows stored under the pointer after the publish."""
+    """Number of rows stored under the pointer after the publish."""
     attributes: dict | None = None
     extras: dict = field(default_factory=dict)
     """The row's data about its request."""
@@ -109,7 +109,7 @@ class Topic:
         pointer = entry.pointer or 0
         self.messages.append(Message(message_id, payload, pointer, min(own, default=None), entry, attributes))
 
-    # --- the three ways to read it --------------------------------------------------------------
+    # --- three ways of reading ------------------------------------------------------------------
 
     def span(self, since=FIRST_BOUND, until=LAST_BOUND, now_ms=START_MS, oldest_ms=0):
         end = after(self.entries[-1].position + b"\xff" * 10) if self.entries else FIRST_BOUND
@@ -121,7 +121,7 @@ class Topic:
         return paging.page()
 
     def cache(self, commit=5, turned=True):
-        """Fill the scan cache as the topic's actor would: after the last reference, ``commit`` rows a time.
+        """Fill the scan cache as the topic's actor would: after the last reference, ``commit`` rows at a time.
 
         Rows that were rolled back are cached first and turned later.
         """
@@ -143,7 +143,7 @@ class Topic:
         return cache
 
     def from_cache(self, cache, span, limit=10**6, max_bytes=10**9, view=None, *, pointers=False):
-        """Return the page, or None if the cache does not have all of it."""
+        """Return the page; None if the cache does not contain all of it."""
         paging = Paging(span, limit, max_bytes, view, with_pointers=pointers)
         return paging.page() if feed_cached(cache, span, paging) else None
 
@@ -208,7 +208,7 @@ def check_page(topic, page, span, limit, max_bytes, view):
 
 
 def same_page(one, other):
-    """Assert that two pages are the same for their readers."""
+    """Assert that two pages are the same to their readers."""
     assert list(one.messages()) == list(other.messages())
     assert one.attributes == other.attributes
     assert (one.count, one.payload_bytes, one.last_id, one.end, one.held, dict(one.pointers)) == (
@@ -239,12 +239,12 @@ def stored(ms, pointer, count, *, sequence=0, ttl_s=None, segments=None, winners
 
 
 def committed(*pointers, read=1_000, open_=(), invalid=()):
-    """Return a view that sees everything up to ``read`` except these; ``pointers`` are its own."""
+    """Return a view of everything up to ``read`` except these pointers; ``pointers`` are its own."""
     return View(read, frozenset(open_), frozenset(invalid), frozenset(pointers))
 
 
 def ids_around(topic):
-    """Yield all relevant starting positions: each message, just after it, each row, and inside rows."""
+    """Yield all relevant starting positions: at each message, just after it, at each row, and inside rows."""
     for each in topic.messages:
         yield each.message_id
         yield after(each.message_id)

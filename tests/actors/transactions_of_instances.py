@@ -1,4 +1,4 @@
-"""Several instances with topics and transactions, on shared memory, with calls between them that a test can block."""
+"""Several instances with topics and transactions on one in-memory store; a test can block calls between them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ OTHER = TopicName("ns", "u")
 
 
 class Lines:
-    """Links between instances: a test may cut one, or hold up the answers on it."""
+    """Links between instances; a test may cut one, or hold the answers on it."""
 
     def __init__(self):
         self.cut = set()
-        #: By the asking instance: answers arrive once the event is set.
+        #: By asking instance: answers arrive once the event is set.
         self.held = {}
 
     def refuse(self, asking, asked):
@@ -45,7 +45,7 @@ class Lines:
 
 
 class Peer:
-    """Implements ``actors.replica.Peer`` for one instance: the service of the owner in its view."""
+    """Implements ``actors.replica.Peer`` for one instance: it calls the service's owner in this instance's view."""
 
     def __init__(self, cluster, me):
         self.cluster, self.me = cluster, me
@@ -101,12 +101,12 @@ class OneInstance:
         return await self.ask_under(pointer, RollBackPointer(pointer), name)
 
     async def committed(self, *names):
-        """Return a committed reader's payloads, with one view for all topics; each topic's owner reports its end."""
+        """Return a committed reader's payloads; one view covers all topics, and each topic's owner reports its end."""
         found = [payloads for payloads, _ in await self.read_committed(*names or (NAME,))]
         return found if names else found[0]
 
     async def read_committed(self, *names):
-        """Do the same; return each topic's payloads and whether an undecided message follows."""
+        """Do the same; return each topic's payloads, and True if an undecided message follows."""
         await self.transactions.fresh()
         view = self.transactions.view()
         found = []
@@ -133,7 +133,7 @@ class Cluster:
         return next(each.transactions.home for each in self.instances.values() if each.transactions.home)
 
     async def ask(self, me, name, ask):
-        """Send a topic's request from ``me`` to the owner in its view."""
+        """Send a topic's request from ``me`` to the owner in the view of ``me``."""
         await trio.lowlevel.checkpoint()
         owner = self.views[me].owner(name).name
         if owner != me:

@@ -1,4 +1,4 @@
-"""The load generator: when a response is complete."""
+"""The load generator detects when a response is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers get the same loads in turns and return what they acknowledged; a missing one is named with the reason."""
+"""Peers get the same loads in turn and return what they acknowledged; a missing peer is named with the reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bench.peers.plainsong import Plainsong
 from bench.report import results_of, write_report
 
 ROOT = Path(__file__).parents[2]
-#: Ten times its duration.
+#: Ten times the usual duration.
 PATIENCE_S = 600
 SMALL = replace(QUICK, seconds=0.1, warm_up_s=0.1, sustained_s=0.1, open_s=0.1, read_messages=3000)
 
@@ -46,7 +46,7 @@ class Absent(Plainsong):
 
 
 class Refusing(Plainsong):
-    """A peer that refuses requests of more than one message."""
+    """A peer that refuses requests with more than one message."""
 
     name = "refusing"
 
@@ -68,7 +68,7 @@ class Forgetful(Plainsong):
 
 @contextmanager
 def open_directory():
-    """A directory that other users may enter: a peer runs as another user, and pytest's own directories are closed."""
+    """A directory that other users may enter: a peer runs as another user, who cannot enter pytest's directories."""
     with TemporaryDirectory() as directory:
         Path(directory).chmod(0o711)
         yield Path(directory)
@@ -115,7 +115,7 @@ def _is_here(name: str) -> bool:
 
 @pytest.fixture(scope="module", params=PEERS)
 def warm(request):
-    """Each available peer, warmed up."""
+    """The comparison with each available peer, after its warm-up."""
     if not _is_here(request.param):
         pytest.skip(f"{request.param} has not been fetched: make bench-peers")
     with open_directory() as home, started(home, PEERS[request.param]()) as comparison:
@@ -132,7 +132,7 @@ def test_every_peer_returns_all_acknowledged_messages(warm):
 
 @contextmanager
 def traced(pid: int, output: Path):
-    """Write the syncs of a process and its later children to a file, with strace."""
+    """Write the syncs of a process and of its later children to a file, with strace."""
     if shutil.which("strace") is None:
         pytest.skip("there is no strace: etc/tools")
     command = ["strace", "-f", "-y", "-e", "trace=fsync,fdatasync,msync", "-o", str(output), "-p", str(pid)]
@@ -233,7 +233,7 @@ def test_every_load_runs_against_a_peer_and_is_reported():
 
 
 def test_record_batches_use_the_castagnoli_checksum():
-    # Source: RFC 3720, B.4 (32 bytes of zeros), and the common check of nine digits.
+    # From RFC 3720, B.4 (32 zero bytes), and the usual check value of nine digits.
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert crc32c(b"123456789") == 0xE3069283
 

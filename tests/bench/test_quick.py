@@ -1,4 +1,4 @@
-"""The benchmark runs from end to end and reports everything; speed is not tested."""
+"""The benchmark runs end to end and reports everything; speed is not tested."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_run_yields_the_costs_that_the_plan_uses(report):
 
 def test_every_measured_target_has_a_verdict(report):
     verdicts = report.results["targets"]
-    # The quick profile has no load of 64 connections; peers have a run of their own.
+    # The quick profile has no load with 64 connections; peers have a separate run.
     wanted = [t.says for t in TARGETS if "from 64" not in t.says and t.section in SECTIONS]
     assert [each["target"] for each in verdicts] == wanted
     assert all(each["reached"] in (True, False) for each in verdicts)

@@ -1,4 +1,4 @@
-"""The switches of ``bench.rent`` still switch something off."""
+"""Each switch of ``bench.rent`` still switches a mechanism off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.rent import MECHANISMS, Side
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_mechanism_can_be_switched_off(name):
-    """In a process of its own; it fails if the code's names have changed."""
+    """Runs in its own process; it fails if the code's names have changed."""
     code = "import sys; from bench.rent import MECHANISMS; MECHANISMS[sys.argv[1]].off()"
     subprocess.run([sys.executable, "-c", code, name], check=True)
 

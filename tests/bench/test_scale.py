@@ -1,4 +1,4 @@
-"""The plan for more than one machine: it is complete, more load costs more, and it places topics as the daemon does."""
+"""The plan for several machines is complete, costs more for more load, and places topics as the daemon does."""
 
 from __future__ import annotations
 

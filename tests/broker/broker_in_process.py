@@ -1,4 +1,4 @@
-"""The whole application in this process: a store in memory, real actors, HTTP without sockets, a settable clock."""
+"""The whole application in one process: an in-memory store, real actors, HTTP without sockets, a settable clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.storage.faulty import FaultyStore
 #: 2023-11-14, the time of the golden bytes.
 START_MS = 1_700_000_000_000
 TOPICS = "/v1/namespaces/ns/topics"
-#: A path with its query that needs no encoding.
+#: A path and query that need no encoding.
 _PLAIN = re.compile(r"(?!.*/[./])/[\w/.~-]*(\?[\w.~=&-]*)?", re.ASCII)
 
 
@@ -54,7 +54,7 @@ def asgi_scope(method, path, query="", headers=MappingProxyType({})):
 
 
 class SetClock:
-    """A clock that is stopped until it is set."""
+    """A clock that advances only when it is set."""
 
     regressions = 0
 
@@ -67,7 +67,7 @@ class SetClock:
 
 @dataclass
 class InProcess:
-    """The application and its parts, for requests and for inspection."""
+    """The application, for requests, and its parts, for inspection."""
 
     service: Daemon
     clock: SetClock
@@ -76,7 +76,7 @@ class InProcess:
     asgi: Gate
     http: httpx.AsyncClient
     reactor: Reactor | None = None
-    """That of the server, if ``http`` uses a socket."""
+    """The server's port, if ``http`` uses a socket."""
 
     @property
     def has_server(self) -> bool:
@@ -203,7 +203,7 @@ async def _in_process(config, store, clock, listener):
 
             (address,) = await actors.start(serve)
             serving = {"base_url": f"http://{address}"}
-        # ``verify``: there is no TLS here, and loading the system's certificates takes tens of milliseconds.
+        # ``verify=False``: there is no TLS here, and loading the system's certificates takes tens of milliseconds.
         async with httpx.AsyncClient(**serving, verify=False, timeout=2 * PATIENCE_S) as http:
             yield InProcess(service, clock, store, app, asgi, http, reactor)
         service.stop()

@@ -1,4 +1,4 @@
-"""Sends the same request bytes to any two servers, and compares what must be equal in their answers.
+"""Sends the same request bytes to any two servers, and compares the parts of their answers that must be equal.
 
 problem = await difference(("127.0.0.1", 7420), ("127.0.0.1", 7421), request_bytes)
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.broker.listeners import Reply
 
-#: Headers of the connection, the time or the framing.
+#: Headers about the connection, the time or the framing.
 IGNORED_HEADERS = {"connection", "date", "server", "transfer-encoding", "content-length", "keep-alive"}
 #: Problems whose detail comes from a parser.
 WORDED_BY_PARSER = {"malformed_body", "invalid_parameter"}
@@ -52,7 +52,7 @@ async def exchanged(listener: Address, pieces: Sequence[bytes], answers: int) ->
 
 
 def meaning(reply: Reply) -> tuple[int, object, list[tuple[str, str]]]:
-    """Return status, body and headers of an answer, without what two correct servers may do differently."""
+    """Return an answer's status, body and headers, without parts in which two correct servers may differ."""
     headers = sorted((name, value) for name, value in reply.headers.items() if name not in IGNORED_HEADERS)
     made = [(name, "made") if name == "x-request-id" and "-" in value else (name, value) for name, value in headers]
     body: object = reply.body

@@ -31,7 +31,7 @@ class GatedStore(FaultyStore):
 
     @asynccontextmanager
     async def held(self, owner, call, *arguments):
-        """Run a call whose write is held for the duration of the block."""
+        """Run a call, and hold its write for the duration of the block."""
         reached, opened = self._gates[owner] = (trio.Event(), trio.Event())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call, *arguments)
@@ -48,7 +48,7 @@ SERVICE = SERVICE_NAME.topic
 
 @asynccontextmanager
 async def staged(scene=None):
-    """Create both topics with a message each, and a transaction that has published in ``a``; check at the end."""
+    """Create both topics with one message each, and a transaction that has published in ``a``; check at the end."""
     scene = scene or Scene(GatedStore())
     async with life(scene.store) as scene.daemon:
         for topic in NAMES:
@@ -75,7 +75,7 @@ async def and_fail(call, *arguments):
 
 
 async def leaving(call, *arguments):
-    """Ask as a client that disconnects before the answer."""
+    """Make the call as a client that disconnects before the answer."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call, *arguments)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Answered:
-    """The answer on a stream, as far as it has arrived."""
+    """A stream's answer, as far as it has arrived."""
 
     status: int = 0
     body: bytes = b""
@@ -72,7 +72,7 @@ class Http2:
         return stream_id
 
     async def hear(self) -> None:
-        """Process the next data."""
+        """Receive and process data."""
         try:
             data = await self.stream.receive_some(65_536)
         except trio.BrokenResourceError:
@@ -99,20 +99,20 @@ class Http2:
             await self.flush()
 
     async def until(self, is_so) -> None:
-        """Process data until ``is_so()``."""
+        """Receive and process data until ``is_so()``."""
         with trio.fail_after(PATIENCE_S):
             while not is_so():
                 assert not self.ended, "the connection has ended"
                 await self.hear()
 
     async def answer(self, stream_id: int) -> Answered:
-        """Wait for the whole answer of a stream, or its reset."""
+        """Wait for a stream's complete answer, or its reset."""
         found = self.streams[stream_id]
         await self.until(lambda: found.ended or found.reset is not None)
         return found
 
     async def end(self) -> int | None:
-        """Wait for the end and return the code of its GOAWAY; None if there was none."""
+        """Wait for the connection's end, and return the code of its GOAWAY; None if there was none."""
         with trio.fail_after(PATIENCE_S):
             while not self.ended:
                 await self.hear()

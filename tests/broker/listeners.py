@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from broker.security.guard import Guard
     from broker.security.peer import Peer
 
-#: Times that a stalled machine does not reach; a test of one of them sets its own.
+#: Times that a stalled machine does not reach; a test of such a time sets its own.
 SETTINGS = HttpConfig(
     max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=1000, header_timeout_s=1000, body_timeout_s=1000
 )
@@ -57,7 +57,7 @@ class Toys:
     cancelled: trio.Event = field(default_factory=trio.Event)
     closed: trio.Event = field(default_factory=trio.Event)
     built: int = 0
-    """How often the application was built."""
+    """Number of times that the application was built."""
     built_under: tuple[float, bool] | None = None
     """The interpreter's switch interval at that time, and whether the garbage collector was enabled."""
     by_application: int = 0
@@ -104,7 +104,7 @@ class Toys:
         ]
 
     async def rollback(self, request: Request) -> Answer:
-        """Stream an answer; the topic says how much is sent, and how much is announced."""
+        """Stream an answer; the topic says how many bytes are sent, and how many are announced."""
         topic = request.path["topic"]
         length = int(topic.removeprefix("length-")) if topic.startswith("length-") else None
         return Answer(200, self._stream(topic), "avro/binary", length=length)
@@ -124,7 +124,7 @@ class Toys:
             self.closed.set()
 
     async def poll(self, request: Request) -> Answer:
-        """Park until released, unless the wait is over already."""
+        """Park until released, unless the wait is already over."""
         if request.waited_ms:
             return Answer(200, b"over", "avro/binary")
         self.parked += 1
@@ -152,7 +152,7 @@ class Secured:
         self.results.append(result)
 
     async def counted(self, results: int) -> list[str]:
-        """Wait for this many results and return them."""
+        """Wait for that number of results and return them."""
         with trio.fail_after(PATIENCE_S):
             while len(self.results) < results:
                 await trio.testing.wait_all_tasks_blocked()
@@ -219,7 +219,7 @@ async def running(
 
     Args:
       hot: if False, the application answers every request.
-      app: answers instead of the toy application.
+      app: an application to use instead of the toy application.
     """
     settings = replace(settings, **changes)
     budget = BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes))
@@ -264,7 +264,7 @@ async def running(
 
 
 async def _tick() -> None:
-    """Let a clock that jumps take small steps: it jumps while a thread works, such as one that loads the application."""
+    """Make a clock that jumps take small steps: it jumps while a thread works, for example to load the application."""
     while True:  # noqa: ASYNC110 - nothing is awaited
         await trio.sleep(TICK_S)
 
@@ -290,7 +290,7 @@ class Reply:
 
 
 class Reader:
-    """Reads answers off a stream, one after the other."""
+    """Reads answers from a stream, one after another."""
 
     def __init__(self, stream: trio.abc.ReceiveStream) -> None:
         self.stream = stream
@@ -349,7 +349,7 @@ class Reader:
         self.rest += data
 
     async def at_end(self) -> bool:
-        """True if the server closes the connection and sends nothing more on it."""
+        """True if the server closes the connection without sending anything more."""
         with trio.fail_after(PATIENCE_S):
             try:
                 return not self.rest and await self.stream.receive_some() == b""
@@ -358,7 +358,7 @@ class Reader:
 
 
 async def ask(listener: Listener, request: bytes) -> Reply:
-    """Send one request on a connection of its own and return the answer."""
+    """Send one request on a new connection, and return the answer."""
     async with await listener.connect() as stream:
         await stream.send_all(request)
         return await Reader(stream).reply()

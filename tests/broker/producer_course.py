@@ -1,6 +1,6 @@
 """Producers in this process, with a fault at a chosen write.
 
-Each client keeps the contract: if the outcome of a request is unknown, it reopens its session and sends the missing
+Each client fulfils the contract: if a request's outcome is unknown, it reopens its session and sends the missing
 messages, or, without a session, sends the same request again. Readers poll after every step: they must never see a part
 of an atomic batch, a message twice, or a producer's messages out of order.
 """
@@ -16,7 +16,7 @@ from storage.memory import MemoryStore
 from tests.storage.faulty import FaultyStore
 
 PUBLISH, POLL, PRODUCERS = f"{TOPICS}/t/publish", f"{TOPICS}/t/poll", f"{TOPICS}/t/producers"
-#: A snapshot with every other request, so that faults hit its rows too.
+#: Writes a snapshot with every other request, so that faults also hit its rows.
 SETTINGS = {"deduplication__snapshot_entries": 2}
 
 
@@ -26,14 +26,14 @@ class InDoubt(Exception):
 
 @dataclass(eq=False)
 class Client:
-    """A producer's own state: the ids it sent, and the request whose outcome it must resolve."""
+    """A producer's own state: the ids that it sent, and the request whose outcome it must find out."""
 
     name: str
     session: bool
     epoch: int | None = None
     generation: int | None = None
     sent: list[int] = field(default_factory=list)
-    """All ids whose outcome is known or must be resolved: in the end each is stored once."""
+    """All ids whose outcome is known or must be found out; in the end each is stored once."""
     batches: list[tuple[int, ...]] = field(default_factory=list)
     doubtful: dict | None = None
     """The request without an answer, if any."""
@@ -62,7 +62,7 @@ class Stage:
         self._fault_at = None
 
     def fail_write(self, number, applied):
-        """Make a write fail after ``number`` more have succeeded."""
+        """Make a write fail after ``number`` further writes have succeeded."""
         self._fault_at = self.store.calls["write"] + number
         self.store.fail_next("write", applied=applied, after=number)
 
@@ -80,14 +80,14 @@ class Stage:
         return answer
 
     async def insist(self, method, path, body=None):
-        """Retry until it succeeds; opening, reading and resending may be repeated."""
+        """Retry the request until it succeeds; opening, reading and resending may be repeated."""
         while True:
             try:
                 return await self.ask(method, path, body)
             except InDoubt:
                 await trio.sleep(0.05)
 
-    # --- what producers do -----------------------------------------------------------------------
+    # --- producers -------------------------------------------------------------------------------
 
     async def open(self, client):
         """Open the session and return the last sequence id; None without a session."""
@@ -107,7 +107,7 @@ class Stage:
         return receipt
 
     async def find_out(self, client):
-        """Resolve the request in doubt, so that it is stored."""
+        """Find out the outcome of the request in doubt, and have it stored."""
         request, client.doubtful = client.doubtful, None
         if request is None:
             return
@@ -122,10 +122,10 @@ class Stage:
         receipt = (await self.insist("POST", PUBLISH, request)).json()
         assert receipt["lastSequenceId"] >= request["sequenceIds"][-1]
 
-    # --- what readers see ------------------------------------------------------------------------
+    # --- readers ---------------------------------------------------------------------------------
 
     async def look(self):
-        """Check that batches are whole, each message is there once and in its producer's order, and no receipt lied."""
+        """Check that batches are complete, receipts true, and each message there once and in its producer's order."""
         payloads = [each["payload"] for each in (await self.insist("POST", POLL, {})).json()]
         assert len(payloads) == len(set(payloads)), payloads
         for client in self.clients:
@@ -139,7 +139,7 @@ class Stage:
         return payloads
 
     async def check(self):
-        """Check that in the end every message is there once, and that the producers' records agree."""
+        """Check at the end that every message is there once, and that the producers' records agree."""
         payloads = await self.look()
         known = {each["producer"]: each for each in (await self.insist("GET", PRODUCERS)).json()["producers"]}
         for client in self.clients:

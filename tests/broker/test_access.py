@@ -1,4 +1,4 @@
-"""The access log: a line for every request when it is on, none when it is off."""
+"""The access log: a line for every request if it is on, none if it is off."""
 
 from __future__ import annotations
 

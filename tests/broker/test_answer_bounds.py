@@ -1,4 +1,4 @@
-"""Readers that do not read their answers: the memory they hold is bounded, and they are cut off."""
+"""Readers that do not read their answers: the memory that they hold is bounded, and they are cut off."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.waiting import until
 MIB = 1 << 20
 LISTENERS = pytest.mark.parametrize("listener", ["hot", "application"])
 POLL = post("t/poll", b"{}", "Content-Type: application/json")
-#: The messages, all of one page, and the bytes of each: more than a socket buffers for a reader that reads nothing.
+#: Number of messages, which fit on one page, and the bytes of each: more than a socket buffers for a stalled reader.
 STORED = 2
 SIZE = 6 * MIB
 
 
 async def stalled(daemon: InProcess, readers: AsyncExitStack, window_bytes: int = 4096) -> trio.SocketStream:
-    """Connect a client that has asked for every message and reads none."""
+    """Connect a client that requests every message and reads nothing."""
     sock = trio.socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
     url = daemon.http.base_url
@@ -55,7 +55,7 @@ async def test_readers_that_stop_reading_hold_no_more_than_the_budget(
         answers.patience_s = 0.05
         most = asked = 0
 
-        def is_settled() -> bool:  # otherwise a page that is being read or encoded may use the memory
+        def is_settled() -> bool:  # otherwise a page that is being read or encoded may still use memory
             return bool(answers.refused) or sum(room.reserved_bytes > 0 for room in answers._blocked) == asked
 
         while not answers.refused:
@@ -66,12 +66,12 @@ async def test_readers_that_stop_reading_hold_no_more_than_the_budget(
         assert bound // 2 <= most <= bound
         refused = await daemon.call("POST", "/v1/namespaces/ns/topics/t/poll", json={}, status=503, code="overloaded")
         assert refused.headers["retry-after"]
-        # Small answers, and those that show the daemon's state, still succeed.
+        # Small answers, and those about the daemon's state, still succeed.
         await daemon.create("small")
         await daemon.publish("hello", topic="small")
         assert len(await daemon.poll("small")) == 1
         await daemon.call("GET", "/metrics")
-        # Readers that have read nothing for this long are cut off in favour of one that reads.
+        # Readers that have read nothing for this time are cut off in favour of one that reads.
         monkeypatch.setattr(budgets, "YIELD_S", 0.0)
         answers.patience_s = PATIENCE_S
         await daemon.call("POST", "/v1/namespaces/ns/topics/t/poll", json={})
@@ -105,7 +105,7 @@ async def test_pages_are_cut_and_marked_when_little_budget_is_left(listener: str
 
 @LISTENERS
 async def test_a_page_is_cut_by_its_encoded_size(listener: str) -> None:
-    """In JSON a control character takes six bytes."""
+    """In JSON, a control character takes six bytes."""
     async with in_process(listener=listener, http__max_answer_bytes=64 * MIB) as daemon:
         await daemon.create()
         payloads = [f"{number:04}" + "\x01" * 996 for number in range(300)]
@@ -163,7 +163,7 @@ async def test_a_slow_reader_gets_its_whole_answer(listener: str) -> None:
 
 
 async def test_an_http_2_stream_without_a_window_ends_its_connection() -> None:
-    """The connection lives, and only the stream is stuck."""
+    """The connection is alive, only the stream is blocked."""
     async with running(hot=False, send_timeout_s=0.3) as listener, await listener.connect() as stream:
         client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         client.initiate_connection()

@@ -1,4 +1,4 @@
-"""The answers of every route that answers with JSON have the declared shape, and change only with the golden ones."""
+"""Answers of every JSON route have the declared shape, and change only with the golden ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MASKS = (
     (r"\b[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}\b", "…"),
     (r'"sha256":"[0-9a-f]{64}"', '"sha256":"…"'),
 )
-#: JSON routes that the course leaves out: they need a cluster, or other tests compare the whole document.
+#: JSON routes that the course leaves out, because they need a cluster or other tests compare the whole document.
 LEFT_OUT = {"drain_instance", "undrain_instance", "pin_topic", "unpin_topic", "openapi", "asyncapi"}
 
 
@@ -39,7 +39,7 @@ def masked(text: str) -> str:
 
 
 class Course:
-    """Calls of a daemon, and their answers."""
+    """Calls to a daemon, and their answers."""
 
     def __init__(self, daemon) -> None:
         self.daemon = daemon
@@ -100,7 +100,7 @@ async def taken(daemon) -> list[tuple[str, str, int, str]]:
     await ask("get_topic")
     await ask("list_all_topics")
     await ask("list_all_topics", "sort=messages&order=desc&limit=1")
-    daemon.service.metrics.slow_commit = None  # a slow machine would be reported
+    daemon.service.metrics.slow_commit = None  # otherwise a slow machine would be reported
     await ask("get_attention")
     await ask("get_replication")
     await ask("take_over", status=409)
@@ -169,7 +169,7 @@ async def taken(daemon) -> list[tuple[str, str, int, str]]:
 
 
 async def written() -> list[str]:
-    """Return the answers, one per line, without what differs from run to run."""
+    """Return the answers, one per line, without values that differ from run to run."""
     async with in_process() as daemon:
         answers = await taken(daemon)
     return [json.dumps([*line, masked(text)], ensure_ascii=False) for *line, text in answers]

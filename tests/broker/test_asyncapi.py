@@ -1,4 +1,4 @@
-"""The AsyncAPI description of topics: one channel for each topic that the caller may see."""
+"""The AsyncAPI description of topics has one channel for each topic that the caller may see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings that need an operator's attention, and the stream of their changes."""
+"""Findings that need an operator's attention, and the stream of changes to them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MINUTE_MS = 60_000
 
 @pytest.fixture(autouse=True)
 def _nothing_is_slow(monkeypatch):
-    """Otherwise a commit or an instance that a stalled machine delays would need attention."""
+    """Otherwise a commit or an instance that a stalled machine delays would be listed as needing attention."""
     monkeypatch.setattr("broker.metrics.SLOW_COMMIT_S", 600.0)
     monkeypatch.setattr("broker.attention.ASK_TIMEOUT_S", PATIENCE_S)
 
@@ -198,7 +198,7 @@ async def test_a_client_that_reconnects_gets_only_what_changed_since(served):
         served.service.attention.sources.append(lambda: [Finding("disk", "warning", "", "nearly full")])
         assert [event.kind for event in await take(source, 1)] == ["attention"]
         last = source.last_event_id
-    # A client that lost two events at once also gets the first of them again.
+    # A client that missed two events with the same time also gets the first of them again.
     async with following(served, "?kinds=transactions,attention", **{"Last-Event-ID": first.last_event_id}) as source:
         assert [event.kind for event in await take(source, 2)] == ["transactions", "attention"]
     served.service.attention.sources.pop()

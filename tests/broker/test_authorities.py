@@ -1,4 +1,4 @@
-"""Transaction authorities: one per store, changed only when nothing depends on it; bounds of the settings."""
+"""Transaction authorities: one per store, changed only while nothing depends on it; bounds of the settings."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_undecided_pointers_outlive_a_restart_and_are_decided_after_it():
 
 
 async def test_with_a_tephra_its_clients_are_referred_to_it(autojump_clock):
-    """No server listens at this address, and the daemon starts without it."""
+    """No server listens at the Tephra's address, and the daemon starts without one."""
     settings = {"transactions__service": "tephra", "transactions__tephra": "127.0.0.1:1"}
     async with in_process(**settings) as daemon:
         await daemon.create()

@@ -1,4 +1,4 @@
-"""The memory of all request bodies: only received bytes count, small bodies always pass, and the slowest give way."""
+"""The memory for request bodies: only received bytes count, small bodies always pass, and the slowest are dropped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "applicati
 
 
 class Body:
-    """A body of which ``size`` bytes have been received."""
+    """A body with ``size`` received bytes."""
 
     def __init__(self, budget: BodyBudget, size: int) -> None:
         self.share: Reservation = budget.reserve()
@@ -135,9 +135,9 @@ async def test_a_thousand_connections_that_announce_64_mib_and_send_a_byte_hold_
 
 @BOTH_WAYS
 async def test_stalled_bodies_are_dropped_for_one_that_progresses(hot: bool, mock_clock: MockClock) -> None:
-    """The clock is stopped while the last body arrives; otherwise a stalled machine could make it the slowest."""
+    """The clock is stopped while the last body arrives; otherwise a stall of the machine could make it the slowest."""
     part_bytes = 400 << 10
-    async with running(hot=hot) as listener:  # at most 1 MiB a body, 4 MiB in all
+    async with running(hot=hot) as listener:  # at most 1 MiB per body, 4 MiB in all
         async with trio.open_nursery() as nursery:
             stalled = [await listener.connect() for _ in range(8)]
             for stream in stalled:
@@ -149,7 +149,7 @@ async def test_stalled_bodies_are_dropped_for_one_that_progresses(hot: bool, moc
         mock_clock.jump(YIELD_S)
         assert (await ask(listener, post("t/publish", bytes(1 << 20)))).status == 200
         with trio.fail_after(PATIENCE_S):
-            while listener.budget.reserved_bytes % part_bytes:  # the publish still has its share
+            while listener.budget.reserved_bytes % part_bytes:  # the publish still holds its share
                 await trio.lowlevel.checkpoint()
         dropped = 8 - listener.budget.reserved_bytes // part_bytes
         assert dropped
@@ -169,7 +169,7 @@ async def test_stalled_bodies_are_dropped_for_one_that_progresses(hot: bool, moc
         assert all(reply.headers["retry-after"] == "1" for reply in replies)
         for stream in stalled:
             await stream.aclose()
-        mock_clock.autojump_threshold = 0  # from here on time may pass: closing waits for time-outs
+        mock_clock.autojump_threshold = 0  # time may pass from now on: closing waits for time-outs
     assert listener.budget.reserved_bytes == 0
 
 

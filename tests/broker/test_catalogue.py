@@ -25,7 +25,7 @@ FIRST, LATER = TopicName("ns", "first"), TopicName("ns", "later")
 #: A read takes three scans.
 SCAN_S, SCANS = 15.0, 3
 READ_S = SCANS * SCAN_S
-#: A client's time-out, and its pause before it asks again.
+#: A client's time-out, and its pause before a retry.
 PATIENCE_S, PAUSE_S = 30.0, 1.0
 
 
@@ -52,7 +52,7 @@ class SlowStore(MemoryStore):
 
 @pytest.fixture(autouse=True)
 def _no_threads(monkeypatch):
-    """The clock jumps while all tasks wait, even if they wait for a thread, so run everything in the loop."""
+    """Run everything in the loop, because the clock jumps while all tasks wait, even if they wait for a thread."""
 
     async def run_here(function, *args, **_):
         await trio.lowlevel.checkpoint()
@@ -87,7 +87,7 @@ async def test_clients_that_give_up_before_a_read_ends_and_ask_again_are_each_an
                     answered_s[first_s] = trio.current_time() - first_s
                 await trio.sleep(PAUSE_S)
 
-        # One of them times out just before a read ends.
+        # One client times out just before a read ends.
         asking = [3.0 * number for number in range(10)] + [READ_S - PATIENCE_S - PAUSE_S / 2]
         for first_s in asking:
             clients.start_soon(client, first_s)

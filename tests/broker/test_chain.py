@@ -271,7 +271,7 @@ async def test_a_chain_with_stored_messages_continues_after_a_restore_and_record
         body = {"producer": "job", "segments": ["later"], "sequenceIds": [1], "messages": []}
         await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
         found = await verified(daemon, known)
-        # The stored messages of the open transaction are gone; the published one counts as rolled back.
+        # The open transaction's stored messages are gone; its published message counts as rolled back.
         assert (found.faults, found.known, found.restored) == ((), "found", 1)
         assert (found.messages, found.expired) == (1 + 2 + 1, 1)
 
@@ -314,7 +314,7 @@ def test_text_that_is_not_a_head_is_refused(text):
 
 
 async def restored(backups, at_ms=None):
-    """Restore the one backup of a folder into a new store."""
+    """Restore a folder's only backup to a new store."""
     folder = BackupFolder.open(LocalFiles(backups))
     manifest = folder.manifest(folder.last_id())
     source = await RestoredStore.open(folder, manifest, RestoreRequest(at_ms), START_MS + 1_000)
@@ -388,7 +388,7 @@ async def test_messages_include_their_own_time_to_live(daemon):
 
 @pytest.mark.parametrize(("at_ms", "left", "faults"), [(None, 7, []), (START_MS + 2, 4, ["other-chain"])], ids=str)
 async def test_a_restored_topic_has_its_chain_and_an_entry_about_the_restore(tmp_path, at_ms, left, faults):
-    """Messages of a transaction that was open count as rolled back, without an entry of their own."""
+    """Messages of a transaction that was open count as rolled back, without a separate entry."""
     async with in_process(listener="hot") as daemon:
         await some_messages(daemon)
         pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]

@@ -1,4 +1,4 @@
-"""The files in ``etc`` for several instances: settings load and fit each other, and units name existing files."""
+"""The files in ``etc`` for several instances: settings load and agree, and units name existing files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: help that fits a terminal, one line for each error, and exit codes that mean something."""
+"""The command line: help that fits a terminal, one line for each error, and distinct exit codes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``plainsong serve`` around a daemon: its messages at the start, and its exit when the daemon cannot run.
+"""``plainsong serve`` around a daemon: its messages at the start, and its exit if the daemon cannot run.
 
-The daemon is a stand-in here; ``tests/daemon`` runs the real one.
+The daemon is a stub here; ``tests/daemon`` runs the real one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def serving(capfd, monkeypatch, tmp_path):
         stand_in = ModuleType("broker.main")
         stand_in.run_daemon = run_daemon  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "broker.main", stand_in)
-        # Through the program, as users do: a command keeps the help options of the first context that asks for them.
+        # Call the whole program, as users do: a command keeps the help options of the first context that asks for them.
         code = run(program, ("serve", *arguments), "plainsong")
         return code, *capfd.readouterr()
 

@@ -1,4 +1,4 @@
-"""Polls with isolation=committed: what they return, what they wait for, and what wakes them."""
+"""Polls with isolation=committed: results, waits and wake-ups."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def decide(daemon, transaction, verb):
 
 
 class Waiting:
-    """A committed poll that waits, and its answer."""
+    """A waiting committed poll, and its answer."""
 
     def __init__(self, daemon, path, body):
         self._daemon, self._path, self._body = daemon, path, body
@@ -54,7 +54,7 @@ class Waiting:
 
 @asynccontextmanager
 async def held(daemon, count=1, **body):
-    """Run committed polls that are blocked inside the block."""
+    """Run committed polls that stay blocked while the ``with`` block runs."""
     body = {"isolation": "committed", "waitMs": 60_000, **body}
     async with trio.open_nursery() as nursery:
         polls = [Waiting(daemon, PATH, body) for _ in range(count)]
@@ -273,7 +273,7 @@ async def test_the_isolation_may_be_in_the_query_whatever_the_encoding(listener,
 
 
 async def test_a_committed_poll_follows_every_message_once_and_in_order(daemon):
-    """Three transactions, with plain messages in between, that end in another order than they began."""
+    """Three transactions, with plain messages in between, end in a different order from their begins."""
     await daemon.create()
     seen, last = [], None
     ends = iter(["commit", "abort", "commit"])
@@ -296,7 +296,7 @@ async def test_a_committed_poll_follows_every_message_once_and_in_order(daemon):
 
 
 def looks_in_a_task(daemon, monkeypatch):
-    """Keep the topic's actor busy, so that every look waits in its mailbox."""
+    """Keep the topic's actor busy, so that every look at it waits in its mailbox."""
     monkeypatch.setattr(daemon.service.directory, "look_now", lambda *_: None)
 
 

@@ -1,4 +1,4 @@
-"""The addresses that the daemon may listen on, and who can reach it there."""
+"""The addresses on which the daemon may listen, and the clients that can reach it there."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_settings_that_make_no_cluster_are_refused(flags, says):
 def test_the_commit_deadline_must_cover_a_takeover_only_in_a_cluster():
     for flags in ({"transactions.commit_deadline_s": 13}, {"cluster.session_timeout_s": 60}):
         load_config(None, {}, HBASE | {"cluster.advertise": "host-1:7420"} | flags)
-    load_config(None, {}, {"transactions.commit_deadline_s": 1})  # fine without a cluster
+    load_config(None, {}, {"transactions.commit_deadline_s": 1})  # valid without a cluster
 
 
 def test_a_single_instance_may_listen_anywhere():

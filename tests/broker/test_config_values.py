@@ -131,7 +131,7 @@ def test_every_text_is_shown_as_toml_of_one_line(text):
 
 
 def ends_of(meaning):
-    """Return the values at the ends of a setting's range; for words, all of them."""
+    """Return the extreme values of a setting's range; for a choice of words, all of them."""
     if meaning.kind is Kind.SWITCH:
         return [False, True]
     if meaning.low is None or meaning.kind is Kind.ADDRESS:

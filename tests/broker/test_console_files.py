@@ -1,4 +1,4 @@
-"""The console's files: which are served, under which headers, and that none refers to another origin."""
+"""The console's files: which are served, with which headers, and without references to other origins."""
 
 from __future__ import annotations
 

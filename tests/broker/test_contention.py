@@ -1,4 +1,4 @@
-"""Two daemons on one store without knowledge of each other: logged now and then; and the setting that a 413 names."""
+"""Two daemons that unknowingly share a store log that now and then; a 413 names the setting to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dry runs: the counts are true, refusals equal those of the change, and nothing changes."""
+"""Dry runs: the counts are correct, refusals equal those of the real change, and nothing changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon that other machines can reach requires authentication and TLS, or warns that it runs without."""
+"""A daemon that other machines can reach requires authentication and TLS, or warns that it runs without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The failure matrix: whichever write of a transaction fails, and however, each reader gets all of it or nothing."""
+"""The failure matrix: whichever write of a transaction fails, and in whatever way, readers get all of it or nothing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from math import inf
 import pytest
 from whole_course import NAMES, Failed, Killed, Scene, life
 
-#: Far more writes than any course makes.
+#: Far more writes than any course has.
 ENOUGH = 40
 
 
 async def course(scene, end, arm):
-    """Run a transaction in steps, so that every reader polls after each. ``arm`` is called where faults may begin."""
+    """Run a transaction in steps; every reader polls after each. ``arm`` is called where faults may begin."""
     if end == "commit":
         arm()
     transaction, _ = await scene.begin()
@@ -25,13 +25,13 @@ async def course(scene, end, arm):
     yield transaction
     await scene.publish("a", 1, transaction, stores)
     yield transaction
-    # One message per request: a store that tears commits, as "one row written" does, may tear requests too.
+    # Send one message per request: a store that tears commits, as "one row written" does, may also tear requests.
     await scene.publish("b", 1, transaction)
     yield transaction
     await scene.publish("b", 1, transaction)
     await scene.publish("b", 1)
     yield transaction
-    if end != "commit":  # up to here the courses are the same
+    if end != "commit":  # until here all courses are the same
         arm()
     else:
         await scene.post(f"/v1/transactions/{transaction.id}/prepare", {"changes": ["cm93"]})
@@ -58,7 +58,7 @@ async def prepare(scene):
 
 
 async def run_until_it_fails(scene, end, arm, *, killed):
-    """Return the transaction as its client knows it; None if even the begin was not answered."""
+    """Return the transaction as its client recorded it; None if even the begin was not answered."""
     known = None
     try:
         async with aclosing(course(scene, end, arm)) as steps:
@@ -73,13 +73,13 @@ async def run_until_it_fails(scene, end, arm, *, killed):
 
 
 async def come_back(scene, transaction):
-    """Recover as a client does after an error: repeat a commit it has requested, abort anything else."""
+    """Recover as a client does after an error: repeat a requested commit, abort anything else."""
     if transaction is not None:
         await scene.insist(scene.decide, transaction, "commit" if transaction.asked_s < inf else "abort")
 
 
 async def one_case(end, number, applied, *, killed, dies):
-    """Run the course with write ``number`` failing. True if there was such a write."""
+    """Run the course and fail write ``number``. True if there was such a write."""
     scene = Scene()
     async with life(scene.store) as scene.daemon:
         await prepare(scene)
@@ -109,7 +109,7 @@ async def afterwards(scene, transaction):
     await scene.check()
 
 
-#: Ends of a transaction, and the minimum of writes that can fail; for ``commit`` counted from the begin.
+#: Ends of a transaction, and the minimum number of writes that can fail; for ``commit``, from the begin on.
 WRITES = {"commit": 9, "abort": 4, "rollback": 3, "invalidate": 3, "time-out": 3}
 
 
@@ -136,7 +136,8 @@ WRITES = {"commit": 9, "abort": 4, "rollback": 3, "invalidate": 3, "time-out": 3
 async def test_a_transaction_is_whole_or_absent_whichever_of_its_writes_fails(
     autojump_clock, end, client, killed, applied
 ):
-    # "Every other one dies" alternates: the client dies where nothing or one row was written, or where all rows were.
+    # If every other client dies, it dies in the cases where nothing or one row was written, or in those where all rows
+    # were.
     for number in range(ENOUGH):
         dies = client == "dies" or (client == "every other one dies" and (number + (applied is True)) % 2 == 1)
         if not await one_case(end, number, applied, killed=killed, dies=dies):

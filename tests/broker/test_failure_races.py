@@ -1,4 +1,4 @@
-"""Races, with one party held at the store until the other is done: every reader sees all or nothing."""
+"""Races in which one party is held at the store until the other is done: every reader sees all or nothing."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_a_rollback_being_written_shows_nothing_to_waiting_readers(autojum
 
 @pytest.mark.parametrize("held_up", NAMES)
 async def test_a_poll_of_both_topics_shows_a_transaction_in_both_or_in_none(autojump_clock, held_up):
-    """The poll reads one topic early and the other late; the transaction commits in between."""
+    """The poll reads one topic early and the other late, and the transaction commits in between."""
     early = next(topic for topic in NAMES if topic != held_up)
     async with staged() as (scene, other):
         await scene.decide(other, "abort")

@@ -1,4 +1,4 @@
-"""Restarts in the middle of decisions, failures of the service while topics run, and clock changes across a restart."""
+"""Restarts in the middle of decisions, failures of the service while topics run, and clock changes at a restart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_a_restart_in_the_middle_of_a_decision_leaves_one_outcome(autojump
             await scene.publish(topic, 2, transaction)
             await scene.publish(topic, 1)
         await scene.look()
-        # An abort first marks itself in the service, then goes to the topics.
+        # An abort is first marked in the service, and then goes to the topics.
         scene.fail_write({SERVICE: 0, "a": 1, "b": 2}[owner], keep_rows)
         if verb == "commit":
             transaction.asked_s = next(scene._moments)
@@ -46,7 +46,7 @@ async def test_a_restart_in_the_middle_of_a_decision_leaves_one_outcome(autojump
 async def test_topics_continue_when_the_service_crashes_in_a_commit(autojump_clock, applied):
     async with staged() as (scene, transaction):
         await scene.publish("b", 2, transaction)
-        scene.store.fail_next("scan")  # its first load fails too, so it stays unavailable for a while
+        scene.store.fail_next("scan")  # its first load also fails, so it stays unavailable for a while
         scene.fail_write(0, applied)
         assert await refused(scene.decide, transaction, "commit") == "outcome_unknown"
         while scene.store.calls["claim"] < 4:
@@ -90,7 +90,7 @@ async def test_outcomes_hold_when_the_clock_is_set_during_a_restart(autojump_clo
         assert afterwards.id > left.id
         for topic in NAMES:
             await scene.publish(topic, 1)
-        # The transaction left open blocks readers no longer than its time-out, whatever the clock did.
+        # The open transaction does not block readers beyond its time-out, whatever the clock did.
         await scene.pass_time(31)
         held = Follower("a", isolation="committed")
         assert await scene.page(held) == "end"
@@ -100,5 +100,5 @@ async def test_outcomes_hold_when_the_clock_is_set_during_a_restart(autojump_clo
         await scene.decide(afterwards, "commit")
         await scene.look()
         for transaction in scene.transactions:
-            transaction.expires_ms = 1 << 62  # the wall clock jumped, so it tells nothing about time-outs
+            transaction.expires_ms = 1 << 62  # the wall clock jumped, so it says nothing about time-outs
         await scene.check()

@@ -1,4 +1,4 @@
-"""First lines and chunks on the wire are the same at both listeners, byte for byte."""
+"""First lines and chunks are the same on the wire at both listeners, byte for byte."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.patience import PATIENCE_S
 
-#: Frees the memory of a page of 10 000 messages, a hundred times; prints whether it was set up, and the pages mapped.
+#: Frees the memory of a page of 10 000 messages a hundred times; prints whether the reuse was set up, and the pages
+#: mapped.
 PAGES = """
 import resource
 from broker.freed_memory import keep_freed_memory
@@ -26,7 +27,7 @@ for _ in range(100):
     page()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-#: Frees more than is kept, and prints how much of it the process still holds.
+#: Frees more memory than is kept, and prints how much of it the process still holds.
 BOUNDED = """
 from broker.freed_memory import KEPT_BYTES, MAPPED_BYTES, keep_freed_memory
 keep_freed_memory()
@@ -57,7 +58,7 @@ def said(program: str, **environment: str) -> list[str]:
 def test_memory_freed_by_a_page_is_reused_by_the_next_one():
     is_set, mapped = said(PAGES)
     assert is_set == "True"
-    assert int(mapped) < 500  # five per page; without it, more than three hundred
+    assert int(mapped) < 500  # five per page; without the reuse, more than three hundred
 
 
 @glibc

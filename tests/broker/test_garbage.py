@@ -1,4 +1,4 @@
-"""Garbage collections stay short however many objects live, and frozen objects are collected when they fill memory."""
+"""Garbage collections stay short with many live objects, and frozen objects are collected when they fill memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from broker.config.config import config_of
 from broker.garbage import THRESHOLDS, Reclaim, freeze_loaded, short_collections
 from broker.main import run_daemon
 
-#: Containers that one full collection may visit: those of the middle collections since the last one, with a margin.
+#: Number of containers that a full collection may visit: those of the middle collections since the last full one, with
+#: a margin.
 VISITED = 701 * 11 * (THRESHOLDS[2] + 2)
 
 
@@ -66,7 +67,7 @@ def test_frozen_garbage_is_collected_once_memory_has_grown_by_more_than_open_top
         reclaim = Reclaim(lambda: topics)
         cycle = Cycle()
         dead = weakref.ref(cycle)
-        gc.collect()  # freezes it
+        gc.collect()  # freezes the object
         del cycle
         gc.collect()
         assert not reclaim.look(), "memory has not grown"

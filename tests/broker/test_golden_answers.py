@@ -1,4 +1,4 @@
-"""Any bytes that a client sends get the answers of version 0.1, whose two servers agreed on them."""
+"""Any bytes from a client get the answers of version 0.1, on which its two servers agreed."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def test_conversations_are_answered_as_recorded(hot: bool) -> None:
                 found = await exchanged(("127.0.0.1", listener.port), pieces, golden["requests"])
                 assert [brief(meaning(reply)) for reply in found] == golden["answers"], pieces
 
-    # The clock advances only when every task is blocked, so that no request is late on a slow machine.
+    # The clock advances only while every task is blocked, so that no request times out on a slow machine.
     trio.run(main, clock=MockClock(autojump_threshold=0.01))

@@ -1,4 +1,4 @@
-"""Compressed bodies: what is refused before it is inflated, the limit of inflation, and which requests it delays."""
+"""Compressed bodies: bodies refused before inflation, the limit on inflation, and the requests that it delays."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_many_small_members_take_time_linear_in_their_number() -> None:
     member = gzip.compress(bytes(range(64)))
     few = await processor_s(member * 2_000)
     many = await processor_s(member * 40_000)
-    assert many < 20 * 8 * few  # quadratic time would be 400 times as long
+    assert many < 20 * 8 * few  # with quadratic time it would take 400 times as long
 
 
 async def processor_s(body: bytes) -> float:

@@ -1,4 +1,4 @@
-"""A client that closes its sending half gets the answers to all its requests, at every route and both listeners."""
+"""A client that closes its sending half gets the answers to all its requests, on every route and both listeners."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_every_request_is_answered_after_a_half_close(hot: bool, asked: li
 
 @pytest.mark.parametrize(
     ("hot", "behind"),
-    # Hypercorn reads pipelined requests, and the end of input, only after the request before them has been answered.
+    # Hypercorn reads a pipelined request, or the end of input, only after it has answered the request before.
     [(True, b""), (True, post("t/store", b"x")), (True, PING), (False, b"")],
     ids=["hot", "hot-hot", "hot-cold", "application"],
 )

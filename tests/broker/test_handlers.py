@@ -1,4 +1,4 @@
-"""The common form of handlers, the tasks of those that wait, and deadlines of requests without one."""
+"""The common form of handlers, tasks of handlers that wait, and deadlines of requests without a task."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_a_timer_may_drop_another_one_due_at_the_same_time(nursery, autoju
 
 
 class LoopTurns(trio.abc.Instrument):
-    """Counts the turns of the event loop, and the members timed out in each."""
+    """Counts the turns of the event loop, and the requests that time out in each."""
 
     def __init__(self) -> None:
         self.ended = [0]

@@ -1,4 +1,4 @@
-"""HTTP/1.1: which requests are served, in which order, and which the application answers."""
+"""HTTP/1.1: the requests that are served, their order, and those that the application answers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_requests_sent_while_one_is_parked_are_answered_after_it() -> None
         await stream.send_all(post("t/poll"))
         while not listener.toys.parked:
             await trio.lowlevel.checkpoint()
-        await trio.sleep(0.03)  # long enough for the watcher to start, which must keep the bytes
+        await trio.sleep(0.03)  # long enough to start the watcher, which must keep the bytes
         await stream.send_all(post("t/store", b"next"))
         listener.toys.release.set()
         reader = Reader(stream)
@@ -232,7 +232,7 @@ async def test_closed_connections_make_room_for_others() -> None:
                     await stream.send_all(request)
                     assert (await reader.reply()).status == 200
                 await stream.send_eof()
-                assert await reader.at_end()  # so the server has noticed its end
+                assert await reader.at_end()  # so the server has noticed that it ended
 
 
 async def test_a_thousand_parked_requests_cost_no_cpu_and_wake_within_milliseconds() -> None:
@@ -242,10 +242,10 @@ async def test_a_thousand_parked_requests_cost_no_cpu_and_wake_within_millisecon
             await stream.send_all(post("t/poll"))
         while listener.toys.parked < 1000:
             await trio.lowlevel.checkpoint()
-        await trio.testing.wait_all_tasks_blocked(0.05)  # until each has its watcher
+        await trio.testing.wait_all_tasks_blocked(0.05)  # until each connection has its watcher
         spent_s = []
         while len(spent_s) < 5 and (not spent_s or spent_s[-1] >= 0.1):
-            used_s = time.process_time()  # a stalled machine adds to one round, but real cost to every round
+            used_s = time.process_time()  # a stall of the machine affects one round, a real cost every round
             await trio.sleep(0.25)
             spent_s.append(time.process_time() - used_s)
         assert min(spent_s) < 0.1, spent_s

@@ -1,4 +1,4 @@
-"""HTTP/2: a malformed request is refused alone, and no client loses the other streams of its connection."""
+"""HTTP/2: only a malformed request is refused, and no client loses the other streams of its connection."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ async def test_data_of_a_stream_that_was_answered_ends_no_other_stream(mock_cloc
         poll = await parked(listener, client)
         refused = await client.ask(b"POST", STORE, None, (b"content-length", b"100000"))
         await client.until(lambda: client.streams[refused].status == 413)
-        mock_clock.autojump_threshold = 0.01  # the server waits for the rest of its body
+        mock_clock.autojump_threshold = 0.01  # the server waits for the rest of the body
         answer = await client.answer(refused)
         mock_clock.autojump_threshold = float("inf")
         assert answer.ended
-        # Data that was under way: the client has not yet received the reset.
+        # Data that was in flight: the client has not yet received the reset.
         await client.stream.send_all(frame(0, b"x" * 1000, stream_id=refused) * 20)
         await is_served(listener, client, poll)
 
@@ -123,7 +123,7 @@ async def test_a_body_that_contradicts_its_length_is_refused_alone(lengths):
 
 
 async def test_websockets_over_http_2_are_not_announced():
-    """Browsers open WebSockets that way once they are announced, and the daemon would refuse them."""
+    """Browsers would then open WebSockets over HTTP/2, and the daemon would refuse them."""
     async with running() as listener, http2(listener) as client:
         assert client.h2.remote_settings.get(SettingCodes.ENABLE_CONNECT_PROTOCOL, 0) == 0
 
@@ -175,7 +175,7 @@ async def test_a_flood_of_frames_without_content_ends_the_connection(mock_clock,
 
 
 async def test_a_client_may_open_its_windows_for_each_answer_forever(mock_clock):
-    del mock_clock  # no allowance is earned by time
+    del mock_clock  # without time, no allowance accrues
     async with running() as listener, http2(listener) as client:
         for _ in range(floods.CONTROL_BURST // 2):
             assert (await client.answer(await client.ask(b"POST", STORE, b"x"))).status == 200

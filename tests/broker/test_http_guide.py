@@ -1,4 +1,4 @@
-"""docs/http.md is complete, and its examples do what it says."""
+"""docs/http.md is complete, and its examples work as described."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_answers_in_the_description_are_in_the_table():
 
 
 def declared():
-    """Return the types of answers."""
+    """Return the declared types of answers."""
     modules = [import_module(f"{answers.__name__}.{each.name}") for each in iter_modules(answers.__path__)]
     return [shape for each in modules for shape in vars(each).values() if is_typeddict(shape)]
 

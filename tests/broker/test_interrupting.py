@@ -1,4 +1,4 @@
-"""Ctrl-C at a command that runs its own event loop."""
+"""Ctrl-C in a command that runs its own event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_ctrl_c_takes_effect_where_the_command_waits_and_never_in_the_middle_of_
     async def work() -> None:
         ctrl_c()
         done.extend(range(1000))
-        with trio.CancelScope(shield=True):  # as a commit for everything under way
+        with trio.CancelScope(shield=True):  # like a commit of everything in progress
             await trio.lowlevel.checkpoint()
             done.append("committed")
         await trio.sleep_forever()

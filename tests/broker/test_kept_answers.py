@@ -1,4 +1,4 @@
-"""Cached answers to equal requests: always equal to a fresh answer, and bounded."""
+"""Cached answers to equal requests are always equal to fresh ones, and bounded in memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def made(monkeypatch):
 
 
 def kept(daemon, make, made):
-    """Return the answer without a task, and check that it was cached."""
+    """Return the answer, given without a task, and check that it came from the cache."""
     before = len(made)
     answer = started(daemon, make)
     assert len(made) == before
@@ -51,7 +51,7 @@ def kept(daemon, make, made):
 
 
 def anew(daemon, make, made):
-    """Return the answer without a task, and check that it was rendered; None if it needs a task."""
+    """Return the answer, given without a task, and check that it was rendered; None if it needs a task."""
     before = len(made)
     answer = started(daemon, make)
     assert len(made) == before + 1
@@ -210,7 +210,7 @@ async def test_kept_answers_contain_no_expired_messages(made):
             assert b'"a"' not in anew(daemon, asked(limit=limit), made)[3]
             keep(daemon, asked(limit=limit))
             assert kept(daemon, asked(limit=limit), made) == await answered(daemon, asked(limit=limit))
-        # An expired message stays expired, even if the time to live grows.
+        # An expired message stays expired, even if the TTL is increased.
         await daemon.call("PUT", f"{TOPICS}/t/properties", json={"ttl": 1000})
         for limit in (1, None):
             assert started(daemon, asked(limit=limit)) == await answered(daemon, asked(limit=limit))
@@ -380,7 +380,7 @@ def test_kept_answers_stay_within_their_bound_and_the_oldest_are_evicted_first()
     assert answers.is_asked_again(questions[5])
 
 
-#: The events in a topic's life; after each one, two or three polls are repeated.
+#: Events in a topic's life; after each one, two or three polls are repeated.
 ACTIONS = st.one_of(
     st.tuples(st.just("publish"), st.integers(1, 3)),
     st.tuples(st.just("publish for a while"), st.integers(1, 5)),
@@ -443,7 +443,7 @@ def test_repeated_polls_return_the_current_messages_whatever_happens_to_the_topi
                 elif action == "again":
                     await daemon.call("DELETE", f"{TOPICS}/t")
                     await daemon.create(ttl=5)
-                    begun.clear()  # these transactions write no more to a topic that was created again
+                    begun.clear()  # these transactions cannot write to the recreated topic
                 else:
                     daemon.service.directory.cache(NAME).start_over()
 

@@ -57,7 +57,7 @@ async def test_a_turn_makes_one_piece_of_each_size_however_many_requests_there_a
 
 
 async def two_turns() -> None:
-    """Let every started task run: tasks of one turn run in no particular order."""
+    """Let every started task run: trio runs the tasks of one turn in no particular order."""
     await trio.lowlevel.checkpoint()
     await trio.lowlevel.checkpoint()
 

@@ -1,4 +1,4 @@
-"""Logs: the content of a line, and that no failure of the output reaches the code that logs."""
+"""Logs: the content of lines, and failures of the output, none of which reaches the code that logs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ def test_a_full_pipe_drops_and_counts_lines_and_blocks_nothing():
     assert lines.dropped > 100
     lines.close(0.05)
     assert lines.failed == 0
-    # Once the pipe is read again, every line that was not dropped appears, and a line reports how many were dropped.
+    # Once the pipe is read again, every line that was not dropped arrives, and one line reports the number of dropped
+    # lines.
     received = bytearray()
     os.set_blocking(reader, True)
     while b"missed" not in received:
@@ -207,7 +208,7 @@ def test_a_line_after_the_end_is_dropped_and_counted(tmp_path):
     assert lines.dropped == 1
 
 
-#: Logs more than the queue holds, and ends after this many seconds at the latest.
+#: Logs more than the queue holds, and ends within the given number of seconds.
 SPEAKER = """
 import logging, sys
 from broker.config.sections import LogConfig
@@ -238,7 +239,7 @@ def test_a_process_with_closed_output_still_ends(kind):
         os.close(reader)
     else:
         output = os.open("/dev/full", os.O_WRONLY)
-    # The program ends as soon as every line has failed, and not before.
+    # The program ends when every line has failed, not earlier.
     line = [sys.executable, "-c", SPEAKER, str(PATIENCE_S)]
     done = subprocess.run(line, stdout=output, stderr=subprocess.PIPE, timeout=2 * PATIENCE_S, check=False)
     os.close(output)

@@ -1,4 +1,4 @@
-"""The plan lists exactly what the daemon's own janitor removes, and its parts add up to the whole."""
+"""The plan lists exactly the rows that the daemon's own janitor removes, and its parts add up to the whole."""
 
 from __future__ import annotations
 

@@ -134,8 +134,8 @@ def test_every_operation_names_the_verb_it_needs_and_on_what():
         assert {"topic": {"namespace", "topic"}, "topics": {"namespace"}}.get(route.on, set()) <= places
 
 
-#: Complete, so that a change here is a decision: these routes require no authentication, or only a name. They show what
-#: the name may see, and ``put_definitions`` checks the rights to each definition.
+#: The complete list, so that adding a route is a decision: these require no authentication, or only a name. They show
+#: what the name may see, and ``put_definitions`` checks the rights to each definition.
 NO_NAME = {"root", "console", "console_file", "console_slash", "ping", "livez", "readyz", "security_txt"}
 ANY_NAME = {
     "asyncapi",

@@ -32,7 +32,7 @@ async def shown(daemon, at_ms, topic="t", **more):
 
 
 async def history(daemon):
-    """Create a topic with plain messages and one transaction of each kind, with an event every second."""
+    """Create a topic with plain messages and one transaction of each kind, one event a second."""
     await daemon.create()
     await daemon.publish("plain 0", ms=START_MS)
     early, late, aborted, invalid, open_ = [await begin(daemon) for _ in range(5)]

@@ -1,4 +1,4 @@
-"""The failure matrix of producers, row by row: what clients get when something dies, fails, waits or is restored."""
+"""The failure matrix of producers, row by row: the answers when something dies, fails, waits or is restored."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Held:
         self.daemon, self.nursery, self.answers = daemon, nursery, {}
 
     async def ask(self, name, call, *arguments, **more):
-        """Ask, and return when the ask waits."""
+        """Ask, and return once the ask waits."""
 
         async def asked():
             self.answers[name] = await call(self.daemon, *arguments, **more)
@@ -140,7 +140,7 @@ async def test_row_7_an_interrupted_snapshot_loses_no_producer(store, applied):
     async with life_of(store, deduplication__snapshot_entries=4) as daemon:
         for producer in "abc":
             await send(daemon, [5], producer=producer)
-        store.fail_next("write", applied=applied)  # the next commit writes all of them
+        store.fail_next("write", applied=applied)  # the next commit writes all rows
         await send(daemon, [5], producer="d", status=503, code="outcome_unknown")
     async with life_of(store) as daemon:
         told = (await daemon.call("GET", PRODUCERS)).json()["producers"]
@@ -163,7 +163,7 @@ async def test_e26_a_timed_snapshot_that_fails_is_taken_later(store, autojump_cl
         assert await payloads(daemon) == ["p0", "p1"]
 
 
-# --- copies, and asks that wait ------------------------------------------------------------------
+# --- duplicates, and asks that wait --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -178,7 +178,7 @@ async def test_row_9_copies_that_arrive_while_the_first_is_written_share_its_out
                 await behind.ask(copy, send, [0, 1])
             assert behind.answers == {}
         first, second, third = (behind.answers[name] for name in ("first", "second", "third"))
-        if fails:  # the copies were not in its commit, so the first of them is stored
+        if fails:  # the duplicates were not in its commit, so the first of them is stored
             assert (second["duplicate"], third["duplicate"]) == (False, True)
         else:
             assert (first["duplicate"], second["duplicate"], third["duplicate"]) == (False, True, True)
@@ -274,7 +274,7 @@ async def test_row_22_an_invalid_request_in_the_middle_of_a_group_fails_alone(st
                 if each == 2:
                     partial = {"status": 409, "code": "partial_duplicate"}
                     await behind.ask("p3", send, [7, 8], producer="p3", atomic=True, **partial)
-        assert store.calls["write"] == writes + 2  # the first, and all others in one
+        assert store.calls["write"] == writes + 2  # one for the first, and one for all others
         assert await payloads(daemon) == ["p37", "p00", "p10", "p20", "p40", "p50"]
 
 
@@ -319,7 +319,7 @@ async def test_row_24_a_restart_with_the_same_clock_overwrites_nothing(store, ms
 async def test_row_26_a_topic_that_cannot_be_loaded_accepts_nothing_unchecked_and_then_recovers(store, autojump_clock):
     async with life_of(store) as daemon:
         await send(daemon, [0])
-    # The application's own loads come first; only the topic's loads may fail.
+    # The application's own loads come first, and only the topic's loads may fail.
     async with life(store) as daemon:
         store.fail_next("scan")
         store.fail_next("scan", after=1)
@@ -349,7 +349,7 @@ async def test_e28_requests_during_a_load_wait_for_its_producers(store):
         store.release("scan")
         await wait_all_tasks_blocked()
         assert [answer["duplicate"] for answer in behind.answers.values()] == [True] * 3
-        assert store.calls["claim"] == claims  # one load for all of them
+        assert store.calls["claim"] == claims  # one load for all asks
         assert await payloads(daemon) == ["p0"]
 
 

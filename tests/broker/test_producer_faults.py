@@ -1,4 +1,4 @@
-"""Producers over HTTP when something fails: failing and stalling stores, copies under way, bounds, damaged rows."""
+"""Producers over HTTP when something fails: failing and stalling stores, concurrent duplicates, bounds, damage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def payloads(daemon):
 
 
 async def until_asked(daemon, asks):
-    """Wait until this many requests are in the topic's mailbox."""
+    """Wait until ``asks`` requests are in the topic's mailbox."""
     entry = daemon.service.directory.entry(NAME)
     with trio.fail_after(PATIENCE_S):
         while len(entry.mailbox) < asks:
@@ -40,7 +40,7 @@ def event(daemon, word):
     return registry.get_sample_value("plainsong_producer_events_total", {"event": word}) or 0
 
 
-# --- copies under way --------------------------------------------------------------------------------
+# --- concurrent duplicates ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])

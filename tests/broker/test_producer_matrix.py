@@ -1,4 +1,4 @@
-"""The failure matrix of producers: whichever write fails, and however, each message is there once and batches are whole."""
+"""The failure matrix of producers: whichever write fails, each message is there once, in complete batches."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import pytest
 from producer_course import SETTINGS, InDoubt, Stage
 from whole_course import Killed, life
 
-#: Far more writes than the course makes.
+#: Far more writes than the course has.
 ENOUGH = 40
-#: Minimum writes per run, without and with sessions; a session is durable before it is acknowledged.
+#: Minimum number of writes per run, without and with sessions; a session is durable before it is acknowledged.
 WRITES = {False: 8, True: 10}
 
 
 def course(stage):
-    """Yield the steps of two producers, each with the client that must resolve the outcome if the step fails."""
+    """Yield the steps of two producers, each with the client that must find out the outcome if the step fails."""
     a, b = stage.clients
     yield a, lambda: stage.open(a)
     yield a, lambda: stage.send(a, [0])
     yield b, lambda: stage.open(b)
     yield b, lambda: stage.send(b, [0, 1, 2], atomic=True)
     yield a, lambda: stage.send(a, [1, 2, 3])
-    yield a, lambda: stage.send(a, [1, 2, 3])  # a copy
+    yield a, lambda: stage.send(a, [1, 2, 3])  # a duplicate
     yield b, lambda: stage.send(b, [10, 11])  # after a gap
     yield a, lambda: stage.send(a, [4, 5, 6], atomic=True)
     yield b, lambda: stage.send(b, [11, 12, 13])  # overlaps the stored messages
@@ -31,7 +31,7 @@ def course(stage):
 
 
 async def run_until_it_fails(stage, *, killed):
-    """Run the course. True if the write failed and the daemon is to be killed."""
+    """Run the course; return True if the write failed and the daemon is to be killed."""
     for client, step in course(stage):
         with suppress(InDoubt):
             await step()
@@ -43,7 +43,7 @@ async def run_until_it_fails(stage, *, killed):
 
 
 async def afterwards(stage):
-    """Every client resolves its outcome, reopens and continues."""
+    """Have every client find out its outcome, reopen its session and continue."""
     await stage.look()
     for client in stage.clients:
         await stage.find_out(client)
@@ -54,7 +54,7 @@ async def afterwards(stage):
 
 
 async def one_case(session, number, applied, *, killed):
-    """Run the course with write ``number`` failing. True if there was such a write."""
+    """Run the course and fail write ``number``. True if there was such a write."""
     stage = Stage(session=session)
     async with life(stage.store, **SETTINGS) as stage.daemon:
         await stage.daemon.create()
@@ -68,7 +68,7 @@ async def one_case(session, number, applied, *, killed):
     async with life(stage.store, **SETTINGS) as stage.daemon:
         await afterwards(stage)
         raise Killed
-    # A restarted daemon reads the same from the store.
+    # A restarted daemon reads the same messages from the store.
     async with life(stage.store, **SETTINGS) as stage.daemon:
         await stage.check()
     return True

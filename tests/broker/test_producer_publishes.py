@@ -18,7 +18,7 @@ LISTENERS = (None, "hot", "application")
 
 @pytest.fixture(params=LISTENERS)
 async def daemon(request):
-    """A daemon without a listener, and with each of the two."""
+    """A daemon called without a listener, and one behind each of the two listeners."""
     async with in_process(listener=request.param) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""Topic requests in the hot listener: answered, counted and logged as by hypercorn, which gets the unusual ones."""
+"""Topic requests in the hot listener: answered, counted and logged as by hypercorn, which handles the unusual ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that are started without a task: answered in order, bounded, and every connection closed."""
+"""Requests that start without a task: answered in order and within bounds, and every connection is closed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from storage.leveldb import LevelDBStore
 from tests import waiting
 from tests.patience import PATIENCE_S
 
-#: The clock of some of these tests is stopped.
+#: Some of these tests stop the clock.
 until = partial(waiting.until, every_s=0.0)
 NAME = TopicName("bench", "topic")
 PUBLISH = next(route for route in ROUTES if route.name == "publish")
@@ -70,7 +70,7 @@ class Started:
             self.waiting.append((request, answered))
 
     def turn_now(self):
-        """Answer the requests that have arrived, as an actor does."""
+        """Answer the requests that have arrived, as an actor would."""
         mail, self.mail = self.mail, []
         for request, answered in mail:
             answered(Answer(200, b"turn:" + request.body))
@@ -158,7 +158,7 @@ async def test_pipelined_requests_of_every_kind_are_answered_in_any_combination(
             await client.send_all(
                 b"".join(post(f"{topic}/publish", body) for topic, body in zip(behind, sent, strict=True))
             )
-            # After a request that needs the task, the task also serves what was pipelined behind it.
+            # After a request that needs the task, the task also serves the requests pipelined after it.
             assert [(await client.reply()).body.removeprefix(b"task:") for _ in behind] == sent
             nursery.cancel_scope.cancel()
 
@@ -325,7 +325,7 @@ async def test_an_idle_connection_is_closed_and_one_that_waits_for_its_answer_is
     ):
         await waiting.send_all(post("t/publish", b"one"))
         await server.until_waiting(1)
-        mock_clock.autojump_threshold = 0  # both are blocked from here on, so the clock jumps
+        mock_clock.autojump_threshold = 0  # both are blocked from now on, so the clock jumps
         assert await resting.at_end()
         server.answer(b"late")
         assert (await waiting.reply()).body == b"late"
@@ -410,11 +410,11 @@ async def test_with_little_budget_left_such_an_answer_is_left_to_the_task(monkey
         await until(lambda: answers.reserved_bytes == answers.max_bytes // 2)
 
 
-# --- a store's bell --------------------------------------------------------------------------------
+# --- a store's wake-up -----------------------------------------------------------------------------
 
 
 class Told:
-    """A trio token that counts how often it is used to wake trio."""
+    """A trio token that counts the calls that wake trio."""
 
     def __init__(self):
         self.calls, self._token = 0, trio.lowlevel.current_trio_token()
@@ -430,7 +430,7 @@ async def test_commits_wake_the_loop_by_the_bell_while_a_server_runs_and_by_trio
         store._group_commit._loop = told = Told()
 
         async def commit() -> int:
-            """Return how often one commit has woken trio."""
+            """Return the number of times that one commit wakes trio."""
             before = told.calls
             with trio.fail_after(PATIENCE_S):
                 await store.write([put_one(Table.METADATA, b"key", b"value")], claim=claim)
@@ -447,7 +447,7 @@ async def test_commits_wake_the_loop_by_the_bell_while_a_server_runs_and_by_trio
             reactor.close()
 
 
-# --- a client that asks again after each answer ----------------------------------------------------------
+# --- a client that sends a request after each answer -----------------------------------------------------
 
 
 class Talker:
@@ -482,7 +482,7 @@ class Talker:
 
 
 class Clock:
-    """The clock that measures gaps: it advances a little with each reading, and when the test says so."""
+    """The clock that measures gaps: it advances a little with each reading, and when the test moves it."""
 
     def __init__(self):
         self.now_s = 1000.0
@@ -494,7 +494,7 @@ class Clock:
 
 
 class Waits(trio.abc.Instrument):
-    """Counts how often the event loop polls the kernel."""
+    """Counts the event loop's polls of the kernel."""
 
     count = 0
 
@@ -504,7 +504,7 @@ class Waits(trio.abc.Instrument):
 
 @asynccontextmanager
 async def conversing(monkeypatch):
-    """Run a reactor and a client of it, on a clock that the test sets."""
+    """Run a reactor and its client, on a clock that the test sets."""
     clock = Clock()
     monkeypatch.setattr(reactor_module, "perf_counter", clock)
     reactor = Reactor(keep_alive_s=1000)
@@ -522,7 +522,7 @@ async def conversing(monkeypatch):
 
 
 async def talk(talker, times, between=lambda: None):
-    """Ask again after each answer, ``times`` times; return how often the loop polled the kernel in that time."""
+    """Send a request after each answer, ``times`` times; return how often the loop polled the kernel meanwhile."""
     waits, left, over = Waits(), times, trio.Event()
 
     def again():

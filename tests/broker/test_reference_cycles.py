@@ -1,4 +1,4 @@
-"""The objects of requests, connections and open topics are freed when these end, not by the garbage collector.
+"""Objects of requests, connections and open topics are freed when these end, without the garbage collector.
 
 Reference cycles use memory outside any cache, and the collector stops every request while it runs: a cycle in each
 commit made publishes over 16 connections a tenth slower.
@@ -79,7 +79,7 @@ class Client:
         return await trio.open_tcp_stream(self._url.host, self._url.port)
 
     async def send(self, *requests):
-        """Send requests on a connection of their own, and return the statuses."""
+        """Send requests on a new connection, and return the statuses."""
         async with await self.connect() as stream:
             statuses = set()
             reader = Reader(stream)
@@ -102,7 +102,7 @@ async def test_requests_are_freed_without_the_garbage_collector(store, kind):
                     await stream.send_all(KINDS[kind](number))
                     statuses.add((await reader.reply()).status)
 
-            await ask(range(10))  # creates whatever is created once
+            await ask(range(10))  # creates everything that is created only once
             with nothing_waits_for_the_collector():
                 await ask(range(10, 40))
             assert statuses == ({400} if kind == "a refusal" else {200})

@@ -1,4 +1,4 @@
-"""What is wrong with the settings of a second copy is said before anything is written, and without a secret."""
+"""Errors in the settings of a second copy are reported before anything is written, and never show a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The content and the formats of a scrape."""
+"""Content and formats of a scrape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def scraped(daemon, accept=""):
 
 
 async def test_openmetrics_is_served_where_it_is_accepted_with_the_same_values(daemon):
-    await scraped(daemon)  # this scrape is counted in the next ones
+    await scraped(daemon)  # this scrape is counted in later ones
     text = await scraped(daemon)
     for accept in (
         "application/openmetrics-text; version=1.0.0",
@@ -70,7 +70,7 @@ async def test_delivery_is_measured_from_the_publish_of_the_message_a_poll_waite
     assert found["plainsong_end_to_end_seconds_count"] == 2
     assert found["plainsong_end_to_end_seconds_sum"] == 0
     daemon.clock.ms += 5_000
-    assert len(await daemon.poll(waitMs=10_000)) == 2  # were there when the poll arrived: no delay to count
+    assert len(await daemon.poll(waitMs=10_000)) == 2  # already there when the poll arrived: no delay to count
     assert (await scraped(daemon))["plainsong_end_to_end_seconds_count"] == 2
 
 

@@ -1,4 +1,4 @@
-"""The server around both listeners: addresses, compression, errors of all routes, HTTP/2, TLS, and real clients."""
+"""The server behind both listeners: addresses, compression, errors of all routes, HTTP/2, TLS, and real clients."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_an_invalid_address_is_refused() -> None:
 
 
 async def test_a_failing_connection_leaves_the_others_alone() -> None:
-    # A frame of HTTP/2 that belongs to no stream makes hypercorn fail.
+    # An HTTP/2 frame that belongs to no stream makes hypercorn fail.
     async with running() as listener:
         async with await listener.connect() as stream:
             await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 0, 0, 0, 0, 0, 9]))

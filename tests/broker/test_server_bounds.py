@@ -1,4 +1,4 @@
-"""Bounds and time-outs of both listeners: every limit has a defined answer, and a stuck connection is closed."""
+"""Bounds and time-outs of both listeners: every limit has a defined answer, and stuck connections are closed."""
 
 from __future__ import annotations
 
@@ -170,12 +170,12 @@ async def test_a_connection_that_has_sent_a_request_idles_as_usual_where_names_a
     async with running(hot=hot, guard=guard, **quick) as listener, await listener.connect() as stream:
         reader = Reader(stream)
         asked = post("t/publish") if hot else b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        begun_s = trio.current_time()  # the idle time starts later than this
+        begun_s = trio.current_time()  # the idle time starts later
         await stream.send_all(asked)
         assert (await reader.reply()).status == (401 if hot else 200)
-        mock_clock.autojump_threshold = 0  # from here on every task is idle, and time passes
+        mock_clock.autojump_threshold = 0  # from now on every task is idle, and time passes
         assert await reader.at_end()
-        assert trio.current_time() - begun_s > 2.9  # not the time-out for a first head
+        assert trio.current_time() - begun_s > 2.9  # not the time-out for the first head
 
 
 @BOTH_WAYS
@@ -184,7 +184,7 @@ async def test_an_idle_connection_is_closed_after_its_time(hot: bool, mock_clock
         reader = Reader(stream)
         await stream.send_all(post("t/publish"))
         assert (await reader.reply()).status == 200
-        mock_clock.autojump_threshold = 0  # time passes only from here on, however slow the machine
+        mock_clock.autojump_threshold = 0  # time passes only from now on, however slow the machine
         assert await reader.at_end()
 
 
@@ -327,7 +327,7 @@ async def test_one_empty_line_before_a_request_is_ignored(hot: bool) -> None:
     cold = f"GET /ping HTTP/1.1\r\n{HEAD}\r\n".encode()
     async with running(hot=hot) as listener, await listener.connect() as stream:
         reader = Reader(stream)
-        # As old clients end a body; also with the next request in the same read.
+        # Old clients end a body with an extra line break; also with the next request in the same read.
         await stream.send_all(b"\r\n" + cold + b"\r\n" + post("t/store", b"x") + b"\r\n" + cold)
         assert [(await reader.reply()).status for _ in range(3)] == [200] * 3
         await stream.send_all(post("t/store", b"x"))
@@ -345,7 +345,7 @@ async def test_a_head_that_is_dripped_has_one_deadline_at_either_listener(mock_c
             await stream.send_all(b"G")  # might be for the lane
             await trio.testing.wait_all_tasks_blocked(0.01)
             mock_clock.jump(6)
-            await stream.send_all(b"ET /ping")  # for hypercorn
+            await stream.send_all(b"ET /ping")  # is for hypercorn
             await trio.testing.wait_all_tasks_blocked(0.01)
             mock_clock.jump(5)
             with trio.fail_after(PATIENCE_S), suppress(trio.BrokenResourceError):

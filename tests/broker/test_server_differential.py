@@ -1,4 +1,4 @@
-"""Two listeners, one behaviour: the lane and hypercorn answer any bytes alike."""
+"""The lane and hypercorn give the same answers to any bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from tests.broker.differential import difference, meaning
 from tests.broker.listeners import Reader, post, running
 
-#: A few seconds of examples; ``difference`` serves longer hunts.
+#: A few seconds of examples; for longer hunts, call ``difference``.
 MAX_EXAMPLES = 100
 
 TOPICS = st.sampled_from(
@@ -140,11 +140,11 @@ def test_both_listeners_give_the_same_answers_to_the_same_bytes() -> None:
 
             await trio.to_thread.run_sync(fuzz)
 
-    # The clock advances only when every task is blocked, so that no request is late on a slow machine.
+    # The clock advances only while every task is blocked, so that no request times out on a slow machine.
     trio.run(main, clock=MockClock(autojump_threshold=0.01))
 
 
-#: Well-formed requests of hot and other routes, some of which the lane passes on.
+#: Well-formed requests to hot and other routes, some of which the lane hands to hypercorn.
 ASKED_IN_TURN = st.sampled_from(
     [
         post("t/store", b"abc"),
@@ -171,7 +171,7 @@ ASKED_IN_TURN = st.sampled_from(
 
 
 async def answered_in_turn(port: int, requests: list[tuple[bytes, int]]) -> list[object]:
-    """Return the answers to requests on one connection, each sent in two pieces and after the previous answer."""
+    """Return the answers to requests on one connection, each sent in two pieces, after the previous answer."""
     said: list[object] = []
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
         reader = Reader(stream)

@@ -1,4 +1,4 @@
-"""Damaged rows are set aside: copied to a file, reported in messages and headers, and skipped by readers."""
+"""Damaged rows that are set aside: copied to a file, reported in messages and headers, and skipped by readers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROUTE = f"{TOPICS}/t/set-aside"
 
 @pytest.fixture
 async def daemon(tmp_path):
-    """A daemon on a store in memory, with a folder for rows that are set aside."""
+    """A daemon on an in-memory store, with a folder for rows that are set aside."""
     (tmp_path / "data").mkdir()
     async with in_process(storage__data_dir=tmp_path / "data") as daemon:
         yield daemon
@@ -40,7 +40,7 @@ async def daemon(tmp_path):
 
 @pytest.fixture
 async def listening(tmp_path):
-    """The same with a listener of its own."""
+    """The same with a listener on a socket."""
     (tmp_path / "data").mkdir()
     async with in_process(listener="hot", storage__data_dir=tmp_path / "data") as daemon:
         yield daemon
@@ -55,7 +55,7 @@ async def damage(daemon, *ids):
 
 
 async def published(daemon, *payloads):
-    """Publish each message in a millisecond of its own, and return the ids."""
+    """Publish each message in a separate millisecond, and return the ids."""
     ids = []
     for payload in payloads:
         daemon.clock.ms += 1
@@ -64,7 +64,7 @@ async def published(daemon, *payloads):
 
 
 def kept(folder):
-    """Return the header and the rows of the one file that was written."""
+    """Return the header and the rows of the only file that was written."""
     (file,) = (folder / "set-aside").iterdir()
     about, *rows = map(json.loads, file.read_text().splitlines())
     return about, rows
@@ -346,7 +346,7 @@ async def filled(tmp_path, count=2_000):
 
 
 def flip_at_one_end(folder, ids, end):
-    """Flip a bit next to the first key of the topic that a table holds whole, or next to the last such key."""
+    """Flip a bit next to the topic's first, or last, key that a table stores in full."""
     keys = [PREFIX + bytes.fromhex(each)[:10] for each in ids]
     tables = {path: path.read_bytes() for path in folder.glob("volumes/*/*.ldb")}
     key, path = end((key, path) for path, data in tables.items() for key in keys if key in data)
@@ -356,7 +356,7 @@ def flip_at_one_end(folder, ids, end):
 
 
 async def read_on(daemon):
-    """Poll to the end; return the ids, and how many rows that were set aside the pages skipped."""
+    """Poll to the end; return the ids, and the number of rows set aside that the pages skipped."""
     found, passed, at = [], 0, {}
     while True:
         answer = await daemon.call("POST", f"{TOPICS}/t/poll", json={"limit": 300, **at})
@@ -368,7 +368,7 @@ async def read_on(daemon):
 
 
 async def shown_down(daemon):
-    """Return what GET messages shows from the newest down, over all pages."""
+    """Return all that ``GET messages`` shows from the newest message down, over all pages."""
     found, query = [], ""
     while True:
         answer = await daemon.call("GET", f"{TOPICS}/t/messages?order=desc&limit=300{query}")
@@ -406,7 +406,7 @@ async def test_an_unreadable_block_is_skipped_and_everything_around_it_is_read(t
         await daemon.service.scrub.round()
         assert (await daemon.call("GET", "/v1/scrub")).json()["findings"] == []
         await published(daemon, "later")
-    # After a restart, too.
+    # Also after a restart.
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store, in_process(store=store) as daemon:
         daemon.clock.ms += 20_000
         again, passed = await read_on(daemon)
@@ -511,7 +511,7 @@ async def test_a_daemon_killed_in_between_lost_nothing_and_the_request_can_be_re
     async with await LevelDBStore.open(tmp_path / "killed", SMALL) as store, in_process(store=store, **here) as daemon:
         daemon.clock.ms += 60_000
         left = [each["payload"] for each in await daemon.poll()]
-        # Rows that readers miss are in the file, and a header of the poll counts them.
+        # Rows that readers miss are in the file, and a header of the poll reports their number.
         about, rows = kept(tmp_path / "killed")
         assert (about["topic"], len(rows)) == ("ns:t", 3)
         if left != ["stored", "b", "c"]:

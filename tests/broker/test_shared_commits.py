@@ -33,7 +33,7 @@ def connected(address):
 
 
 def send(sock, data):
-    """Send, and return once the server's kernel has the bytes; the event loop does not run until then."""
+    """Send, and return once the server's kernel has the bytes, without running the event loop until then."""
     sock.send(data)
     while struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]:
         pass

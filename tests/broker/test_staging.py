@@ -1,4 +1,4 @@
-"""Staging through the application: store by segment, publish the winners once; every encoding, both listeners."""
+"""Staging through the application: store by segment, publish the winners once; in every encoding, at both listeners."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Staging:
         return await self.post("store", self.codec.encode_publish(request), **expected)
 
     async def publish(self, sequence_id, *segments, fields=None, **expected):
-        """Return the answer, and the receipt unless it is an error."""
+        """Publish; return the answer, and the receipt unless the answer is an error."""
         request = PublishRequest([], producer=self.producer, sequence_ids=[sequence_id], segments=list(segments))
         for name, value in (fields or {}).items():
             setattr(request, name, value)
@@ -52,7 +52,7 @@ class Staging:
         return answer, None if expected else self.codec.decode_receipt(answer.content)
 
     async def polled(self, content_type="application/json", **body):
-        """Return the payloads, polled in this encoding."""
+        """Poll in this encoding, and return the payloads."""
         codec = {"avro/binary": AVRO, TYPES["v2"]: AVRO_2}.get(content_type, JSON)
         headers = {"Content-Type": content_type}
         if content_type == FRAMES:

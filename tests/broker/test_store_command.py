@@ -1,4 +1,4 @@
-"""``plainsong store dump`` and ``explain``: a stopped store in words, and clear errors for a directory without one."""
+"""``plainsong store dump`` and ``explain``: a stopped store as text, and clear errors for other directories."""
 
 from __future__ import annotations
 

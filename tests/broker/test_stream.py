@@ -1,4 +1,4 @@
-"""A stream has the verdicts of publish, answers in order, and a reason when it ends."""
+"""A stream gives the same verdicts as publish, answers in order, and ends with a reason."""
 
 from __future__ import annotations
 

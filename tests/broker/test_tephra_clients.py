@@ -1,4 +1,4 @@
-"""Tephra's clients at the daemon's own transaction service: a Thrift library's client over a real socket."""
+"""Tephra's clients with the daemon's own transaction service: a Thrift library's client over a real socket."""
 
 from contextlib import asynccontextmanager
 
@@ -41,7 +41,7 @@ class SetClock:
 
 
 class Tephra:
-    """A client of a Thrift library, run in threads; takes and returns our transactions."""
+    """A Thrift library's client, run in threads; takes and returns our transactions."""
 
     def __init__(self, address):
         host, port = address.split(":")

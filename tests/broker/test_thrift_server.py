@@ -95,7 +95,7 @@ class Client:
         await self.stream.send_all(framed(encode_call(method, sequence_id, *args)))
 
     async def message(self):
-        """Return the next message; None when the server has closed the connection."""
+        """Return the next message; None if the server has closed the connection."""
         while (message := self.frames.take()) is None:
             try:
                 data = await self.stream.receive_some()
@@ -308,7 +308,7 @@ async def test_connections_over_the_bound_are_closed(server, caplog):
     assert await over.message() is None
     assert "refused" in caplog.text
     await clients[0].stream.send_eof()
-    assert await clients[0].message() is None  # so the server has noticed its end
+    assert await clients[0].message() is None  # so the server has noticed that it ended
     assert await (await server.connect()).call("status") == "OK"
 
 
@@ -370,7 +370,7 @@ async def test_a_client_that_stops_reading_is_cut_and_others_are_served(server, 
     for number in range(8):
         await deaf.send("getSnapshot", sequence_id=number)
     while not trio.lowlevel.current_statistics().io_statistics.tasks_waiting_write:
-        await trio.testing.wait_all_tasks_blocked(0.01)  # an answer is being sent, and is stuck
+        await trio.testing.wait_all_tasks_blocked(0.01)  # an answer is being sent and is blocked
     assert await other.call("status") == "OK"
     mock_clock.jump(SETTINGS.send_timeout_s + 1)
     assert await other.call("status") == "OK"
@@ -465,7 +465,7 @@ async def test_under_tls_only_holders_of_a_certificate_call(nursery, tmp_path):
 
 @pytest.fixture
 async def held(nursery):
-    """A server whose calls are answered by the test, and a client with a call under way."""
+    """A server whose calls the test answers, and a client with a call in progress."""
     methods = HeldMethods()
     served = await Served(nursery).start(methods)
     client = await served.connect()

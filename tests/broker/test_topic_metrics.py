@@ -1,4 +1,4 @@
-"""Metrics of single topics and their readers, on a route of their own with a bound."""
+"""Metrics of single topics and their readers, on a separate route with a bound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUTE = "/metrics/topics"
 
 
 async def scraped(daemon, match=None, accept=""):
-    """Return each sample as its name and label values → its value."""
+    """Return the samples' values by name and label values."""
     query = {} if match is None else {"match": match}
     answer = await daemon.call("GET", ROUTE, params=query, headers={"Accept": accept})
     parse = families_of_openmetrics if "openmetrics" in answer.headers["content-type"] else families_of_text

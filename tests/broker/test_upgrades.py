@@ -1,4 +1,4 @@
-"""The daemon ignores an upgrade that it does not support, and answers the request as if none had been offered."""
+"""The daemon ignores an upgrade that it does not support, and answers the request as if no upgrade had been offered."""
 
 from __future__ import annotations
 

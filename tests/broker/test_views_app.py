@@ -1,4 +1,4 @@
-"""Rules of every route: methods, slashes, request ids, compression, and never a page of HTML."""
+"""Rules of every route: methods, slashes, request ids, compression, and no HTML pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def filled(path):
 
 
 PATHS = sorted({filled(route.path) for route in ROUTES})
-#: GET parses this as a transaction with the id "truncate", which is no id.
+#: GET parses this as a transaction with the id "truncate", which is not an id.
 ALSO_AN_ID = "/v1/transactions/truncate"
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "TRACE", "PROPFIND")
 
@@ -107,7 +107,7 @@ async def test_a_body_may_be_compressed_and_is_bounded_decompressed(daemon):
 @pytest.mark.parametrize("route", [each for each in ROUTES if each.tag != "daemon"], ids=lambda route: route.name)
 async def test_an_unknown_query_parameter_is_refused(daemon, route):
     if route.name in ("store", "rollback"):
-        return  # these refuse the request as a whole
+        return  # these routes refuse the whole request
     await daemon.create("x")
     answer = await daemon.http.request(
         route.method,

@@ -1,4 +1,4 @@
-"""Backups over HTTP: one cut at a time, kept as long as requested, and objects that match their names."""
+"""Backups over HTTP: one cut at a time, which is kept as long as requested, and objects that match their names."""
 
 from __future__ import annotations
 

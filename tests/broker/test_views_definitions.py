@@ -1,4 +1,4 @@
-"""Definitions over HTTP: one document of namespaces and topics, checked as a whole; importing it twice is safe."""
+"""Definitions over HTTP: one document with namespaces and topics, checked as a whole and safe to import twice."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_a_dry_run_reports_the_changes_and_makes_none(daemon):
     assert (would["action"], would["target"]) == ("definitions.import", "service")
     assert would["effect"]["created"] == ["namespaces/shop", "topics/shop:orders"]
     assert would["changed"] == ["namespaces/shop", "topics/ns:t", "topics/shop:orders"]
-    # Every preview shows properties in the form in which they are read and set.
+    # Every preview shows properties in the form in which clients read and set them.
     shown = (await daemon.call("GET", f"{TOPICS}/t")).json()["properties"]
     del shown["generation"]
     alone = (await daemon.call("PUT", f"{TOPICS}/t/properties?dryRun=true", json={"ttl": 5})).json()

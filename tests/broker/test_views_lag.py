@@ -1,4 +1,4 @@
-"""The lag of readers that have a stored position, and of readers that only give their name in polls."""
+"""The lag of readers with a stored position, and of readers that only name themselves in polls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan for a cleaning job, and that it stays true."""
+"""The plan for a cleaning job, which must stay correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One poll of many topics: fair, bounded, one wait for all, and no task left over."""
+"""One poll of many topics: it is fair and bounded, has one wait for all topics, and leaves no task behind."""
 
 from __future__ import annotations
 

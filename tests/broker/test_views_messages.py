@@ -1,4 +1,4 @@
-"""Looking at messages without consuming them."""
+"""Inspecting messages without consuming them."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ async def test_beginnings_of_large_messages_fit_into_an_answer_that_is_too_small
 
 
 async def stored_and_plain(daemon):
-    """Publish messages whose payloads count up, some of them stored first, so that one row stands for several."""
+    """Publish messages with ascending payloads, some of them stored first, so that one row stands for several."""
     await daemon.publish("0", "1")
     begun = (await daemon.call("POST", "/v1/transactions")).json()
     under = {"transactionWritePointer": begun["writePointer"]}

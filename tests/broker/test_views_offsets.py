@@ -1,4 +1,4 @@
-"""The end of a bounded read, compared with reading itself."""
+"""The reported end of a bounded read, compared with a read."""
 
 from __future__ import annotations
 

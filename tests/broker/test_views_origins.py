@@ -24,7 +24,7 @@ PREFIX = generation_prefix(NAME, 1)
 
 
 async def topic_of(daemon, rows):
-    """Create a topic of ``(ms, sequence, row)``, and one plain message that makes all of them readable."""
+    """Create a topic with rows ``(ms, sequence, row)``, and one plain message that makes all of them readable."""
     await daemon.create()
     puts = [
         put_one(Table.MESSAGE, PREFIX + pack_position(START_MS + ms, sequence), encode_row(row))
@@ -33,16 +33,16 @@ async def topic_of(daemon, rows):
     await daemon.publish("last", ms=START_MS + 60_000)
     daemon.store.inner.apply(puts)
     cached = daemon.service.directory.budget
-    cached.max_bytes = 0  # the cache does not know of rows that were put directly
+    cached.max_bytes = 0  # the cache does not contain rows that were put directly
     cached.changed(0)
 
 
-#: Rows that may be removed one by one carry their index in the request; version 0.1 wrote it into every row.
+#: Rows that may be removed one by one contain their index in the request; version 0.1 wrote it to every row.
 FORMS = pytest.mark.parametrize("indexed", [False, True], ids=["rows as they are", "rows with an index"])
 
 
 def followers(ms, indexes, first, *, indexed, pointer=None, payload=b"m"):
-    """Return the rows of a request after its first."""
+    """Return a request's rows after the first one."""
     rows = ((at, MessageRow(payload, pointer, extras={"i": at} if indexed else {})) for at in indexes)
     return [(ms, first + at, row) for at, row in rows]
 
@@ -115,7 +115,7 @@ async def test_a_first_row_that_is_gone_or_of_another_request_tells_nothing_abou
 async def test_a_look_back_ends_where_no_request_can_have_continued(daemon):
     rows = request_of(1, 3, "p", 7) + followers(2, (0, 1), 0, indexed=False)
     await topic_of(daemon, rows + followers(4, (0, 1), 0, indexed=False))
-    # The stamp says that the request continues, but only a request of a full millisecond continues in the next.
+    # The stamp says that the request continues, but only a request in a full millisecond continues in the next one.
     daemon.store.inner.apply(
         [
             put_one(
@@ -129,7 +129,7 @@ async def test_a_look_back_ends_where_no_request_can_have_continued(daemon):
 
 
 class Mixed:
-    """A topic with requests of all kinds within one millisecond, as on a busy topic, and then in another."""
+    """A topic with requests of all kinds within one millisecond, as in a busy topic, and then in another one."""
 
     def __init__(self, daemon):
         self._daemon, self._sent = daemon, 0
@@ -168,7 +168,7 @@ class Mixed:
         self._sent += 1
 
     def producer_of(self, payload):
-        """Return its producer, which follows from how the topic was filled."""
+        """Return the message's producer, known from how the topic was filled."""
         return (None, "p", "p", "job", None, None, "q", "job", None)[int(payload.partition("-")[0]) % 9]
 
     def sequence_id_of(self, payload):
@@ -239,7 +239,7 @@ async def test_messages_after_an_unreadable_row_are_shown(daemon, indexed):
 
 
 class Damaged:
-    """A store of first rows, some unreadable."""
+    """A store of requests' first rows, some of them unreadable."""
 
     def __init__(self, rows, *, scans=None, gets=()):
         self.rows, self.scans, self.gets, self.asked = rows, scans, dict(gets), []
@@ -255,7 +255,7 @@ class Damaged:
 
 
 def of_requests(*rows):
-    """Return the origins of messages ``(ms, index)`` whose first rows are at the beginning of their millisecond."""
+    """Return the origins of messages ``(ms, index)`` whose requests start at the beginning of their millisecond."""
     found = origins.Origins()
     for ms, index in rows:
         extras = {} if index is None else {"i": index}

@@ -1,4 +1,4 @@
-"""The scrub over HTTP: started on request; damage is in its report and among the findings that need attention."""
+"""The scrub over HTTP: it starts on request, and damage is in its report and among the findings that need attention."""
 
 from __future__ import annotations
 

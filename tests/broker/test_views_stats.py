@@ -54,7 +54,7 @@ async def test_ends_age_and_count_are_those_of_the_messages(daemon):
 
 
 async def test_expired_messages_are_in_no_number_to_the_millisecond(daemon):
-    await daemon.create(ttl=128)  # makes slices of one second
+    await daemon.create(ttl=128)  # divides time into slices of one second
     for step in range(4):
         await daemon.publish("x", {"payload": "short", "ttlSeconds": 60}, ms=START_MS + step * 250)
     daemon.clock.ms = START_MS + 60_001
@@ -70,10 +70,10 @@ async def test_expired_messages_are_in_no_number_to_the_millisecond(daemon):
 
 
 async def test_messages_of_one_millisecond_count_once_despite_a_shorter_ttl_in_between(daemon):
-    await daemon.create(ttl=1280)  # makes slices of ten seconds
+    await daemon.create(ttl=1280)  # divides time into slices of ten seconds
     await daemon.publish("old")
     await daemon.publish("a", ms=START_MS + 5000)
-    await daemon.call("PUT", f"{TOPICS}/t/properties", json={"ttl": 1})  # makes slices of seven milliseconds
+    await daemon.call("PUT", f"{TOPICS}/t/properties", json={"ttl": 1})  # slices of seven milliseconds
     await daemon.publish("b", "c")
     found = await stats(daemon)
     assert (found["messages"], found["estimated"]) == (3, False)

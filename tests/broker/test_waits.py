@@ -1,6 +1,6 @@
-"""Every wait of the daemon, with every event that can end it, and what the reader receives then.
+"""Every wait of the daemon, with every event that can end it, and what the reader then receives.
 
-The waits come from the routes and the asks from the topic's rules: a new one without a row here fails.
+The waits are taken from the routes, and the asks from the topic's rules: a new one without a row here fails the test.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ async def follow(daemon, since):
 
 
 WAITS = {"poll": poll, "poll_many": poll_many, "offsets": offsets, "follow": follow}
-#: Not waits for a message: ``get_events`` checks once a second, ``stream`` answers its publishes.
+#: These do not wait for a message: ``get_events`` checks once a second, ``stream`` answers its publishes.
 OTHER_WAITS = {"get_events", "stream"}
 
 
@@ -150,7 +150,8 @@ async def publish(daemon, begun):
     await daemon.publish("more")
 
 
-#: The result for a reader blocked by an undecided message that another message follows; and for one at the topic's end.
+#: The result for a reader that is blocked by an undecided message with another message after it, and for a reader at
+#: the topic's end.
 ENDS = {
     commit: (NEWS, None),
     abort: (NEWS, None),
@@ -175,7 +176,7 @@ ENDING = {
     asks.PublishUnder,
     asks.PublishStaged,
 }
-#: In a topic with waiting readers, these add no readable message and remove none that blocks a reader.
+#: In a topic with waiting readers these add no readable message, and remove no message that blocks a reader.
 NEVER_ENDING = {
     asks.CheckPublish,
     asks.ClosePointers,
@@ -205,7 +206,7 @@ def test_every_ask_of_a_topic_ends_waits_or_is_known_not_to():
 
 @pytest.fixture
 def no_second_look(monkeypatch):
-    """A stream of events checks again every 15 s by itself, and a wait ends after 60 s: both would hide a lost wake-up."""
+    """Otherwise a lost wake-up would stay hidden: event streams check again every 15 s, and waits end after 60 s."""
     monkeypatch.setattr(events, "PING_S", 100 * PATIENCE_S)
     monkeypatch.setattr(requests, "MAX_WAIT_MS", WAIT_MS)
 
@@ -215,7 +216,7 @@ def waited_for(**options):
 
 
 async def held_topic(daemon):
-    """Create a topic whose first message blocks committed readers and whose next one does not, and an empty topic."""
+    """Create an empty topic, and one whose first message, but not the second, blocks committed readers."""
     await daemon.create(ttl=3_000)
     await daemon.create("quiet")
     begun = await begin(daemon, timeoutSeconds=3_600)

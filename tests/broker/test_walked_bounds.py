@@ -1,4 +1,4 @@
-"""The daemon reads again what it has accepted: settings, properties, names and sizes at both ends, after a restart."""
+"""After a restart the daemon reads everything that it accepted: extreme settings, properties, names and sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from storage.settings import Kind
 from tests.storage.faulty import FaultyStore
 
 LONG = 255
-#: Settings of parts that are not in this process: listeners, disk, other instances, files of certificates and tokens.
+#: Settings of parts that do not run in this process: listeners, disk, other instances, files of certificates and
+#: tokens.
 ELSEWHERE = ("http.", "tls.", "cluster.", "storage.", "security.", "log.", "otel.", "shutdown.", "console.", "metrics.")
 
 
@@ -36,7 +37,7 @@ def walked_settings():
             yield pytest.param(name.replace(".", "__"), end, id=f"{name}={end}")
 
 
-#: Statuses that a setting may cause; each says that nothing happened.
+#: Statuses that a setting may cause; each means that nothing happened.
 REFUSED = {
     200,
     404,
@@ -47,7 +48,7 @@ REFUSED = {
 
 
 async def everything(daemon):
-    """Store one thing of each kind, and return what was acknowledged."""
+    """Store one thing of each kind, and return everything that was acknowledged."""
     done = {}
 
     async def ask(what, method, path, body=None):

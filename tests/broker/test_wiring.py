@@ -1,4 +1,4 @@
-"""The parts that ``broker.main`` puts together work together: the janitor's pass, the service, the index, shutdown."""
+"""The parts that ``broker.main`` connects: the janitor's pass, the service, the index and shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publish, store and rollback under a write pointer, and polls of the result: every encoding, both listeners."""
+"""Publish, store and rollback under a write pointer, and polls of the result, in every encoding at both listeners."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ every_listener = pytest.mark.parametrize("listener", [None, "hot", "application"
 
 
 class Talk:
-    """One topic, and requests in one encoding."""
+    """A topic, and requests to it in one encoding."""
 
     def __init__(self, daemon, encoding, topic="t"):
         self.daemon, self.codec, self.topic = daemon, CODECS[encoding], topic
@@ -63,7 +63,7 @@ async def daemon():
 
 @asynccontextmanager
 async def talking(encoding, listener=None, **settings):
-    """Run a daemon that leaves write pointers to its clients; its own service would refuse foreign pointers."""
+    """Run a daemon whose clients choose write pointers; with its own service it would refuse foreign pointers."""
     settings = {"transactions__service": "off", **settings}
     async with in_process(listener=listener, **settings) as daemon:
         await daemon.create()
@@ -90,7 +90,7 @@ async def test_the_golden_bytes_of_a_transactional_publish_are_accepted_answered
         assert (await talk.post("rollback", answered.content)).content == b""
         brought = snapshot(1)
         assert await talk.poll(transaction=brought) == ["m0", "m1"]
-        # A pointer rolled back in part may be used again: an empty publish writes nothing.
+        # A partly rolled back pointer may be used again; an empty publish writes nothing.
         nothing = AVRO.decode_publish_response((await talk.post("publish", bytes.fromhex("000200"))).content)
         assert nothing.write_pointer == 1
         assert await talk.poll() == ["m0", "m1", "m2"]
@@ -275,7 +275,7 @@ async def test_a_rollback_without_a_pointer_or_with_an_invalid_range_is_refused(
             await talk.rollback(PublishResponse(NOW, *start, *end), status=400, code="invalid_parameter")
 
 
-# --- polls that bring a snapshot -------------------------------------------------------------------
+# --- polls with a snapshot -------------------------------------------------------------------------
 
 
 @every_encoding

@@ -1,7 +1,7 @@
-"""One transaction over two topics, begin to end, in this process, with a fault at a chosen write.
+"""One transaction over two topics from begin to end, in one process, with a fault at a chosen write.
 
-Readers of every kind poll both topics after each step, during the fault and after it; the checker of transactional
-histories reports anomalies. Time is a counter, so no two events are simultaneous.
+Readers of every kind poll both topics after each step, also during the fault and after it; the checker of transactional
+histories reports anomalies. Time is a counter, so that no two events are simultaneous.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.storage.faulty import FaultyStore
 TX = "/v1/transactions"
 NAMES = ("a", "b")
 TIMEOUT_S = 30
-#: This long after the fault, every time-out has expired.
+#: By this time after the fault, every time-out has expired.
 AFTERWARDS_S = 60
 SETTINGS = {"storage__min_free_bytes": 0}
 
 
 class Failed(Exception):
-    """The daemon refused the request; ``unknown``: or its outcome is unknown."""
+    """The daemon refused the request, or (``unknown``) its outcome is unknown."""
 
     def __init__(self, answer) -> None:
         super().__init__(answer.text)
@@ -39,7 +39,7 @@ class Failed(Exception):
 
 
 class Killed(Exception):
-    """The daemon is to die without a clean shutdown."""
+    """Makes the daemon die without a clean shutdown."""
 
 
 @asynccontextmanager
@@ -62,7 +62,7 @@ class Follower:
 
 
 class Scene:
-    """Both topics, the clients' view of them, and everything their readers received."""
+    """Both topics, the clients' view of them, and everything that their readers received."""
 
     def __init__(self, store=None) -> None:
         self.store = FaultyStore(MemoryStore()) if store is None else store
@@ -79,7 +79,7 @@ class Scene:
     # --- faults ----------------------------------------------------------------------------------
 
     def fail_write(self, number, applied):
-        """Make a write fail after ``number`` more have succeeded."""
+        """Make a write fail after ``number`` further writes have succeeded."""
         self._fault_at = self.store.calls["write"] + number
         self.store.fail_next("write", applied=applied, after=number)
 
@@ -136,7 +136,7 @@ class Scene:
             part.outcome, part.ended_s = "acknowledged", next(self._moments)
 
     async def decide(self, transaction, verb):
-        """Ask for a decision and record the state in the answer. Raises Failed."""
+        """Request a decision, and record the state in the answer. Raises Failed."""
         if verb == "commit":
             transaction.asked_s = min(transaction.asked_s, next(self._moments))
         try:
@@ -158,7 +158,7 @@ class Scene:
         await InvalidPass(self.daemon.service.directory, self.daemon.service.authority.transactions).run_once()
 
     async def insist(self, call, *arguments):
-        """Retry until it succeeds."""
+        """Retry the call until it succeeds."""
         while True:
             try:
                 return await call(*arguments)
@@ -168,7 +168,7 @@ class Scene:
     # --- looking ---------------------------------------------------------------------------------
 
     async def look(self):
-        """Let every reader poll until the end of the topic, or until it is blocked."""
+        """Have every reader poll until it reaches the topic's end or is blocked."""
         for follower in self.followers:
             with suppress(Failed):
                 while await self.page(follower) == "more":
@@ -209,7 +209,7 @@ class Scene:
         return page.end
 
     async def bring_snapshot(self):
-        """Add a reader of each topic with a snapshot taken now."""
+        """Add a reader with a snapshot taken now to each topic."""
         asked_s = next(self._moments)
         transaction, snapshot = await self.begin()
         view_s = (asked_s, next(self._moments))

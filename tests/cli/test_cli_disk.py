@@ -1,4 +1,4 @@
-"""Doctor and the disk: what a sync time and a mount reveal, and the one sentence that doctor prints."""
+"""Doctor and the disk: the meaning of a sync time and of a mount, and the one sentence that doctor prints."""
 
 from __future__ import annotations
 

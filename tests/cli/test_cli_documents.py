@@ -22,18 +22,18 @@ from tests.patience import PATIENCE_S
 PAGE = DOCUMENTS["docs/commands.md"]
 README = DOCUMENTS["README.md"]
 SENTENCE = "which is `-n demo` here. With a daemon running:"
-#: Exits with 1 if it finds problems on this machine, which this test ignores.
+#: Commands that exit with 1 if they find problems on this machine, which this test ignores.
 JUDGES = re.compile(r"plainsong doctor\b")
-#: Runs until it is interrupted.
+#: Commands that run until they are interrupted.
 ENDLESS = re.compile(r"plainsong (tail (?!.*--limit)|top (?!.*--once))")
 
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch, capfd):
-    """Run a pasted line next to a daemon and return its output.
+    """Run a pasted line while a daemon runs, and return its output.
 
-    Lines that only call the program run in this process, which saves its start-up; those with a pipe, or that must be
-    interrupted, run in bash.
+    A line that only calls the program runs in this process, to save the program's start; one with a pipe, or one that
+    must be interrupted, runs in bash.
     """
     (tmp_path / ".plainsong-token").write_text("token\n")
     for name in set(os.environ) - set(clean_environ()):

@@ -1,4 +1,4 @@
-"""Everyday use: the position of options, confirmation before hiding, figures, hints, one line for each result."""
+"""Everyday use: the position of options, confirmation before hiding messages, figures, hints, one line per result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Cli = Callable[..., Said]
 
 @pytest.fixture
 def client(cli: Cli) -> Iterator[Client]:
-    """A client in the namespace of the command line, with a topic."""
+    """A client in the command line's namespace, with a topic."""
     with Client.from_environment() as client:
         client.create_topic("orders")
         yield client
@@ -36,7 +36,7 @@ def client(cli: Cli) -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def quiet_loggers() -> Iterator[None]:
-    """``-v`` configures the loggers of its process, here that of the tests; restore them."""
+    """``-v`` configures the loggers of its process, which is the tests' process here; restore them."""
     logger = logging.getLogger("plainsong")
     before = (logger.level, logger.handlers, logger.propagate)
     yield

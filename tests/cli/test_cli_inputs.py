@@ -14,7 +14,7 @@ from plainsong.cli.command import CommandFailed
 
 
 class InPieces:
-    """A source that returns these pieces, one at a time."""
+    """A source that returns the given pieces, one at a time."""
 
     def __init__(self, pieces):
         self._pieces = [piece for piece in pieces if piece]

@@ -1,4 +1,4 @@
-"""A message on the command line besides its payload: producer, batch, attributes."""
+"""The command line shows a message's producer, batch and attributes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Cli = Callable[..., Said]
 
 @pytest.fixture
 def client(cli: Cli) -> Iterator[Client]:
-    """A client in the namespace of the command line, with topics of one, three and no messages."""
+    """A client in the command line's namespace, with topics of one, three and no messages."""
     with Client.from_environment() as client:
         for topic, count in (("b", 1), ("a", 3), ("c", 0)):
             client.create_topic(topic)
@@ -110,7 +110,7 @@ def test_rows_are_set_aside_after_confirmation_and_peek_shows_it(
     cli: Cli, client: Client, caplog: pytest.LogCaptureFixture
 ):
     first, second, third = [str(each.id) for each in client.poll("a")]
-    cli("topic", "set-aside", "a", first, second, code=2)  # there is no terminal to ask for confirmation
+    cli("topic", "set-aside", "a", first, second, code=2)  # without a terminal it cannot ask for confirmation
     said = cli("topic", "set-aside", "a", first, second, "--dry-run", code=0)
     assert "removes 2 messages" in said.out
     said = cli("topic", "set-aside", f"{client.namespace}:a", first, second, "--yes", code=0)
@@ -176,7 +176,7 @@ def test_top_shows_the_busiest_of_more_topics_than_it_can_show(cli: Cli, client:
 
 
 def test_events_of_topics_show_their_figures(cli: Cli, client: Client):
-    # Streams share the state found within the last second, which may predate the topics.
+    # Streams share the state read within the last second, which may predate the topics.
     lines = eventually(
         "the topics are listed",
         lambda: [each for each in cli("events", "a", "c", "--kind", "topics", "--limit", "1").lines if ":a  " in each],
@@ -190,7 +190,7 @@ def test_events_of_topics_show_their_figures(cli: Cli, client: Client):
 
 
 def test_instances_whose_grants_differ_are_reported_without_a_terminal(cli: Cli, monkeypatch):
-    """Programs run it without a terminal."""
+    """Programs run the command without a terminal."""
     common = {"address": "a:1", "leaving": False, "drained": False, "slices": 64, "weight": 100, "topicsOpen": 1}
     instances = [
         {"name": name, **common, "security": {"grants": digest, "tokens": "same"}} for name, digest in ("ax", "by")

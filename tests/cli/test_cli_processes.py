@@ -1,4 +1,4 @@
-"""The installed program in pipes and at a terminal: streams, interrupts, readers that leave, daemons that die."""
+"""The installed program in pipes and at a terminal: streams, interrupts, readers that exit, daemons that die."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_interrupted_publish_reports_the_published_messages(cli, spawn, numbe
     process.stdin.write(b"a\nb\nc\n")
     process.stdin.flush()
     eventually("three are there", lambda: len(cli("poll", numbers).lines) == 3)
-    # It reads more only after the three are acknowledged.
+    # The program reads more only after the three are acknowledged.
     process.stdin.write(b"d")
     process.stdin.flush()
     eventually("it has read on", lambda: unread(process.stdin) == 0)
@@ -145,7 +145,7 @@ def test_top_runs_until_it_is_interrupted(cli, spawn, numbers):
     process.send_signal(signal.SIGINT)
     code, out, err = finished(process)
     assert (code, err) == (Exit.INTERRUPTED, "\n")
-    # It may have polled again before the interrupt; what it prints is whole.
+    # The program may have polled again before the interrupt; its output consists of complete lines.
     assert all(json.loads(line)["topics"][0]["topic"] == numbers for line in out.splitlines())
 
 
@@ -249,7 +249,7 @@ class Terminal:
         while self.seen.count(part) < times and time.monotonic() < over:
             try:
                 self.seen += os.read(self._handle, 4096)
-            except OSError:  # its end is closed
+            except OSError:  # the program's end is closed
                 break
         assert self.seen.count(part) >= times, self.seen
         return self.seen
@@ -351,7 +351,7 @@ def test_verbs_options_and_topics_are_completed(cli, spawn, numbers, monkeypatch
     assert done.stderr == ""
 
 
-# --- readers that leave, and containers ---------------------------------------------------------------
+# --- readers that exit, and containers ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", [("tail", "numbers", "--from", "oldest"), ("events",)], ids=lambda verb: verb[0])
@@ -359,13 +359,13 @@ def test_a_verb_that_waits_for_news_ends_when_its_output_is_closed(cli, spawn, n
     cli("publish", numbers, "a")
     process = spawn(*verb)
     assert process.stdout.readline()
-    process.stdout.close()  # and no further line would be printed
+    process.stdout.close()  # while no further line would be printed
     assert (process.wait(PATIENCE_S), process.stderr.read()) == (Exit.FAILED, b"")
 
 
 @pytest.mark.parametrize("verb", [("tail", "numbers", "--from", "oldest"), ("events",)], ids=lambda verb: verb[0])
 def test_sigterm_ends_the_first_process_of_a_container(cli, numbers, verb):
-    """The kernel ignores a signal without a handler there, so the program installs one if it runs as that process."""
+    """There the kernel ignores signals without a handler, so the program installs one if it runs as that process."""
     cli("publish", numbers, "a")
     program = "import os, signal; os.getpid = lambda: 1; from plainsong.cli.start import main; main()"
     process = subprocess.Popen([sys.executable, "-c", program, *verb], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""Producers and namespaces from the command line, against a real daemon: once, in one batch, and administration."""
+"""Producers and namespaces from the command line, with a real daemon: stored once, in one batch, and administration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell around the program: arguments, streams, directories, signals. Each error is a sentence."""
+"""The program in a shell: arguments, streams, directories, signals. Each error is a sentence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def orders(cli):
 
 @pytest.fixture
 def shell(cli):
-    """Run a line of shell in which ``$plainsong`` is the program."""
+    """Run a shell command line in which ``$plainsong`` is the program."""
 
     def run(line, **variables):
         environ = {**os.environ, "plainsong": str(PLAINSONG), "PYTHONWARNINGS": "error", **variables}

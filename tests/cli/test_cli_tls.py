@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
-    """The URL of a daemon that demands certificates, and the files that give access."""
+    """The URL of a daemon that requires client certificates, and the files that give access."""
     directory = tmp_path_factory.mktemp("tls")
     authority = Authority(directory)
     server, client = authority.issue("server"), authority.issue("client")
@@ -43,7 +43,7 @@ def test_options_variables_and_contexts_name_the_files(alone, guarded, monkeypat
     shown = alone("context", "show", "--json", code=0).json
     assert (shown["caFile"], shown["certificate"], shown["key"]) == tuple(files.values())
     assert files["key"] in alone("context", "show", code=0).out
-    assert alone("poll", "t", "--url", url).code == Exit.UNAVAILABLE  # a context's files are for its own daemons
+    assert alone("poll", "t", "--url", url).code == Exit.UNAVAILABLE  # a context's files are only for its own daemons
 
 
 def test_a_certificate_needs_its_key(alone, guarded):

@@ -1,4 +1,4 @@
-"""`plainsong token` and `plainsong grants`: they edit the files, and never show a hash, or a token twice."""
+"""`plainsong token` and `plainsong grants`: they edit the files, never show a hash, and show a token only once."""
 
 from __future__ import annotations
 

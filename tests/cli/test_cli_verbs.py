@@ -1,4 +1,4 @@
-"""Every verb against a real daemon: its effect, its output for people and for programs, its exit code."""
+"""Every verb with a real daemon: its effect, its output for people and for programs, and its exit code."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def test_doctor_without_a_daemon_checks_the_machine(alone):
     said = alone("doctor", "--no-daemon")
     assert "no ./data here" in said.out
     assert "sync time" in said.out
-    # The disk is only guessed, so doctor concludes nothing from it.
+    # The disk is only a guess, so doctor concludes nothing from it.
     assert said.lines[-1].endswith("give --data-dir to find out about power cuts.")
     assert said.code in (Exit.OK, Exit.FAILED)
 

@@ -1,4 +1,4 @@
-"""The program's messages: what was made, singular and plural, refusals, and colours on a terminal only."""
+"""The program's messages: results, singular and plural, refusals, and colours, which only terminals get."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ EXITS = "test $(cat) != b || { echo no b >&2; exit 65; }"
 
 @pytest.fixture
 def orders(cli):
-    """A topic of three messages, whose ids it returns, and one for dead letters."""
+    """Create a topic with three messages, and one for dead letters; return the messages' ids."""
     cli("topic", "create", "orders")
     cli("topic", "create", "dead")
     cli("publish", "orders", "a", "b", "c")
@@ -208,7 +208,7 @@ def test_derived_names_tell_reactions_apart_and_are_readable():
 
 
 def test_another_reaction_of_the_same_command_has_to_say_where_it_begins(on, cli, orders, tmp_path):
-    """It may be the same reaction with other arguments, so the command neither skips nor repeats messages unasked."""
+    """It may be the same reaction with other arguments, so the command must not skip or repeat messages unasked."""
     for name in "ab":
         (tmp_path / name).write_text(f"import sys; print('{name}', sys.stdin.read(), end=' ')", encoding="utf-8")
     one, other = (f"{sys.executable} {tmp_path / name}" for name in "ab")
@@ -273,8 +273,8 @@ def test_work_that_takes_too_long_at_the_end_is_returned(cli, spawn, orders, how
     assert process.stdout.readline() == b"begun\n"
     process.terminate()
     if how == "second signal":
-        process.send_signal(signal.SIGINT)  # a different signal: two equal ones may be merged
-    assert process.wait(PATIENCE_S) in (0, Exit.INTERRUPTED)  # whichever it handles first
+        process.send_signal(signal.SIGINT)  # a different signal, since two equal ones may be merged
+    assert process.wait(PATIENCE_S) in (0, Exit.INTERRUPTED)  # depending on which it handles first
     assert cli("reader", "ls", "orders", "--json").json == []
 
 
@@ -320,7 +320,7 @@ def test_it_continues_when_the_daemon_is_back(tmp_path, alone, spawn):
 # --- posts -------------------------------------------------------------------------------------------
 
 
-#: The secret that signs posts.
+#: The secret with which posts are signed.
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 

@@ -1,4 +1,4 @@
-"""``plainsong on`` and its daemon under repeated kill -9: every message at least once, in order, with repeats only at kills."""
+"""``plainsong on`` and its daemon under kill -9: every message in order, at least once, repeated only at kills."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Scene:
         assert self.process.wait(PATIENCE_S) == -signal.SIGKILL
 
     def kill_daemon(self):
-        """Kill the daemon while the command is at work; before its first answer, the command would rightly exit."""
+        """Kill the daemon while the command works: before the daemon's first answer, the command would rightly exit."""
         before = len(self.happened())
         self.publish(10)
         eventually("an effect of this run", lambda: len(self.happened()) > before, PATIENCE_S)
@@ -74,7 +74,7 @@ class Scene:
         return self.effects.read_text().split()
 
     def reached(self, count):
-        """Wait until this many different messages have had their effect."""
+        """Wait until ``count`` different messages have had their effect."""
         eventually(f"{count} effects", lambda: len(set(self.happened())) >= count, PATIENCE_S)
 
     def end(self):
@@ -86,7 +86,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path):
-    """Make scenes, and end them after the test."""
+    """Return a function that makes scenes, which end with the test."""
     scenes = []
 
     def make(line, *arguments):
@@ -116,7 +116,7 @@ def test_nothing_is_skipped_and_repeats_occur_only_where_something_was_killed(sc
     assert play.process.wait(PATIENCE_S) == 0
     happened = play.happened()
     assert [message_id for message_id, _ in groupby(happened)] == play.ids
-    assert len(happened) - len(play.ids) <= KILLS  # the daemon's end repeats nothing, because the command kept running
+    assert len(happened) - len(play.ids) <= KILLS  # the daemon's kills repeat nothing, because the command kept running
 
 
 def test_dead_letters_are_stored_once_although_everything_is_killed(scene):
@@ -140,7 +140,7 @@ def test_dead_letters_are_stored_once_although_everything_is_killed(scene):
 
 
 def test_posts_are_repeated_with_the_same_key(tmp_path):
-    """The server drops connections after it has received a message: the retry has the same key, and order holds."""
+    """The server drops connections after it has received a message; the retry has the same key, in the right order."""
 
     class Dropping(BaseHTTPRequestHandler):
         def do_POST(self):

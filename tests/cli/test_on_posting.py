@@ -1,4 +1,4 @@
-"""Posts as effects: the request, the meaning of each answer, and limits on what a server can do to us."""
+"""Posts as effects: the request, the meaning of each answer, and limits on the harm that a server can do."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def stop():
 
 @pytest.fixture
 def poster(stop):
-    """Make posters."""
+    """Return a function that makes posters."""
     with Outward() as outward:
 
         def make(url, *, timeout_s=20, **options):
@@ -245,7 +245,7 @@ def test_a_post_in_progress_is_given_up_at_the_second_request(poster, stop):
             with connection:
                 stop.ask()
                 stop.ask()
-                while connection.recv(4096):  # until the client gives up
+                while connection.recv(4096):  # until the client disconnects
                     pass
 
         asking = threading.Thread(target=ask_twice)
@@ -270,7 +270,7 @@ OTHER_SECRET = "whsec_" + b64encode(bytes(range(32))).decode()
 
 @pytest.fixture
 def secrets(tmp_path):
-    """Write a file of secrets, each time as a new file, as rotations do."""
+    """Return a function that writes a file of secrets, each time as a new file, as rotations do."""
     file = tmp_path / "hook.secret"
 
     def write(*lines):

@@ -1,4 +1,4 @@
-"""The loop around an effect: order, retries, dead letters, when a position is saved, and how the loop stops."""
+"""The loop around an effect: order, retries, dead letters, saved positions, and the end of the loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def message(number, attributes=None):
 
 
 class Reading:
-    """Reads a list, and records in a common log which positions are saved."""
+    """Reads from a list, and records saved positions in a common log."""
 
     def __init__(self, log, count, failures=()):
         self.log = log
@@ -75,7 +75,7 @@ def stop():
 
 @pytest.fixture
 def reaction(log, stop):
-    """Make reactions to a script: verdicts in the order of attempts, then Done."""
+    """Return a scripted reaction: verdicts in the order of attempts, then Done."""
 
     def make(*script, retries=2, dead_letters=None, waits=True):
         verdicts = list(script)
@@ -192,7 +192,7 @@ def test_a_pause_ends_at_once_and_the_message_is_returned(reaction, log, stop):
     began_s = time.monotonic()
     with pytest.raises(Stopped):
         work.run(Reading(log, 1))
-    assert time.monotonic() - began_s < PATIENCE_S  # of a thousand seconds
+    assert time.monotonic() - began_s < PATIENCE_S  # instead of a thousand seconds
     assert log == ["0 attempt 1"]
 
 

@@ -1,4 +1,4 @@
-"""Commands as effects: their input, the meaning of their exit status, and that no process is left over."""
+"""Commands as effects: their input and the meaning of their exit status; and no process is left over."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def output():
 
 @pytest.fixture
 def shell(stop, output):
-    """Run a shell command line with a payload."""
+    """Return a function that runs a shell command line with a payload."""
 
     def call(line, payload=b"", *, timeout_s=PATIENCE_S, attributes=None, attempt=1):
         runner = Runner(["/bin/sh", "-c", line], os.environ, "shop", timeout_s=timeout_s, stop=stop, output=output)
@@ -153,7 +153,7 @@ def test_words_are_not_a_shell_line(stop, output):
 
 
 def test_an_attempt_that_takes_too_long_is_ended_with_its_process_group(shell, output, monkeypatch):
-    # The clock leaps past the time-out once the command has printed everything, however slow the machine is.
+    # The clock jumps past the time-out once the command has printed everything, however slow the machine is.
     leap = lambda: time.monotonic() + (2 * PATIENCE_S if output.got["stderr"] else 0)  # noqa: E731
     monkeypatch.setattr("plainsong.react.command.monotonic", leap)
     verdict = shell("sleep 1000 & echo $!; echo slow >&2; wait")
@@ -241,7 +241,7 @@ def test_a_command_dies_with_the_program(tmp_path):
 
 
 def test_as_the_first_process_of_a_container_it_leaves_no_zombies(tmp_path):
-    """The process believes that it is PID 1, and adopts orphans as PID 1 does."""
+    """The process takes itself for PID 1, and adopts orphans as PID 1 does."""
     program = f"""
 import ctypes, os, pathlib, time
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER

@@ -1,4 +1,4 @@
-"""Fixtures of the client's tests: one daemon for the tests that do not disturb it, and a topic for each."""
+"""Fixtures of the client's tests: a daemon shared by tests that do not disturb it, and a new topic for each test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def url_of(daemon: Daemon) -> str:
 
 @pytest.fixture(scope="session")
 def shared_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    """Daemons that no test disturbs, one per kind of client because both create topics of the same names."""
+    """Daemons that no test disturbs, one for each kind of client, because both create topics of the same names."""
     with ExitStack() as daemons:
         urls: dict[str, str] = {}
 
@@ -41,20 +41,20 @@ def shared_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
 
 @pytest.fixture
 def shared_url(shared_daemons: Callable[[str], str]) -> str:
-    """A daemon that no test disturbs."""
+    """The URL of a daemon that no test disturbs."""
     return shared_daemons(kind().name)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def portal_of_module() -> Iterator[None]:
-    """Stop what the tests of one file left running before those of the next start."""
+    """Stop everything that one file's tests left running before the next file's tests start."""
     yield
     close_portal()
 
 
 @pytest.fixture(params=sorted(KINDS), scope="module")
 def both_clients(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run a test in virtual time twice: with the client for event loops, and with the one for threads."""
+    """Run a test in virtual time twice: with the asynchronous client, and with the synchronous one."""
     kinds.append(KINDS[request.param])
     yield request.param
     kinds.pop()
@@ -62,9 +62,9 @@ def both_clients(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def url_of_long_waits(both_clients: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A daemon and clients whose waits are longer than the tests' patience: a lost wake-up fails the test.
+    """A daemon and clients whose waits exceed the tests' patience, so that a lost wake-up fails the test.
 
-    With their own limits, the call would return after half a minute or a minute, as if it had been woken.
+    With the default limits the call would return after half a minute or a minute, as if it had been woken.
     """
     site = tmp_path_factory.mktemp("site")
     (site / "sitecustomize.py").write_text(
@@ -94,7 +94,7 @@ def topic(client: Any) -> str:
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    """Start daemons of the test's own, and stop them after it."""
+    """Return a function that starts daemons for this test only; they end with the test."""
     with ExitStack() as daemons:
 
         def start(*sets: str, **options: Any) -> Daemon:

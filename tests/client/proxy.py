@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and a daemon that loses answers, as a test directs."""
+"""A TCP proxy between a client and a daemon that loses answers as the test directs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Literal
 
 from tests.patience import PATIENCE_S
 
-#: ``pass`` everything; ``lose`` the answer and cut; ``swallow`` it and keep the connection; ``cut`` it in the middle;
-#: ``refuse`` requests unread; ``die``: lose this answer, and refuse every later request.
+#: ``pass``: pass everything on; ``lose``: lose the answer and cut the connection; ``swallow``: lose it and keep the
+#: connection; ``cut``: cut it in the middle; ``refuse``: refuse requests unread; ``die``: lose this answer, and refuse
+#: every later request.
 Mode = Literal["pass", "lose", "swallow", "cut", "refuse", "die"]
 
 
 class Proxy:
-    """Listens on a port of its own; a context manager.
+    """A context manager that listens on its own port.
 
-    ``then`` are the modes of the next pieces of answers, ``mode`` that of all later ones. ``after`` maps a mark in a
-    request to the mode of everything that arrives on its connection afterwards, once. Requests on other connections
-    wait for the first such piece, so a client that asks about a lost answer asks after the daemon has given it.
+    ``then`` lists the modes of the next pieces of answers, and ``mode`` is that of all later ones. ``after`` maps a
+    mark in a request to the mode of everything that arrives on its connection afterwards, once. Requests on other
+    connections wait for the first such piece, so a client that asks about a lost answer does so after the daemon has
+    given it.
     """
 
     def __init__(self, target: tuple[str, int]) -> None:
@@ -27,9 +29,9 @@ class Proxy:
         self.mode: Mode = "pass"
         self.then: list[Mode] = []
         self.after: dict[bytes, Mode] = {}
-        #: Pieces of answers that were not passed on whole.
+        #: Number of pieces of answers that were not passed on completely.
         self.lost = 0
-        #: Connections that clients have opened so far.
+        #: Number of connections that clients have opened so far.
         self.connections = 0
         self._changed = threading.Condition()
         #: Connections to the target with a marked request and no answer yet.
@@ -48,7 +50,7 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join(PATIENCE_S)  # it may just open a connection
+        self._threads[0].join(PATIENCE_S)  # it may be opening a connection
         self._listener.close()
         self.close_all()
         for thread in self._threads:
@@ -99,7 +101,7 @@ class Proxy:
                 far.sendall(data)
         except OSError:
             pass
-        with self._changed:  # a client may give up before the answer that it is to lose arrives
+        with self._changed:  # a client may give up before the answer to be lost arrives
             self._changed.wait_for(lambda: far not in self._due, PATIENCE_S)
         _end(near), _end(far)
 
@@ -124,12 +126,12 @@ class Proxy:
         self._has_come(far)
 
     def _mode(self, doom: list[Mode]) -> Mode:
-        """Return the mode of the piece of an answer that has just arrived."""
+        """Return the mode for the piece of an answer that has just arrived."""
         with self._changed:
             return doom[0] if doom else self.then.pop(0) if self.then else self.mode
 
     def _has_come(self, far: socket.socket) -> None:
-        """Note the answer that was due on a connection, or the connection's end."""
+        """Note that a connection's due answer, or the connection's end, has arrived."""
         with self._changed:
             self._due.discard(far)
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""A transaction service and its topics in memory, as a client's requests see them; a test can make it fail."""
+"""A transaction service and its topics in memory, as a client sees them; tests can make it fail."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from plainsong.protocol.requests import PublishResponse
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 from tests.client.simulation import problem, said
 
-#: A replacement for an answer; a function may first carry the request out.
+#: A replacement for an answer; a function may carry out the request first.
 Instead = Answer | Failure | Callable[[Callable[[], Answer]], Answer | Failure]
 
 
 class Service:
-    """``carry`` is the wire; ``events`` are the calls that arrived, ``instead`` (by verb, in turn) replaces answers."""
+    """``carry`` acts as the wire; ``events`` are the calls that arrived; ``instead`` (by verb) replaces answers."""
 
     def __init__(self, events: list[str] | None = None, timeout_s: int = 30) -> None:
         self.events: list[str] = [] if events is None else events
@@ -28,7 +28,7 @@ class Service:
         self.timeout_s = timeout_s
         self.states: dict[int, str] = {}
         self.changes: dict[int, list[bytes]] = {}
-        #: Payloads by topic and pointer; for stored ones also by segment.
+        #: Payloads by topic and pointer, and stored ones also by segment.
         self.stored: dict[tuple[str, int], dict[str, list[bytes]]] = defaultdict(dict)
         self.published: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.rolled_back: list[tuple[str, int]] = []
@@ -128,6 +128,6 @@ class Service:
 
 
 def then_lost(happen: Callable[[], Answer]) -> Failure:
-    """Carry the request out, and lose the answer."""
+    """Carry out the request, and lose the answer."""
     happen()
     return Failure("lost", "reset")

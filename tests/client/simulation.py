@@ -1,6 +1,6 @@
-"""A simulation in which clients run without waiting: answers come from a script, and time passes only in pauses.
+"""A simulation that runs clients without waiting: answers are scripted, and time passes only in pauses.
 
-With ``both_clients`` each test runs twice: with the client for event loops, and with the one for threads that is
+With ``both_clients`` each test runs twice: with the asynchronous client, and with the synchronous client that is
 generated from it.
 """
 
@@ -23,7 +23,7 @@ from plainsong.settings import Settings
 
 
 class Kind(NamedTuple):
-    """The names of one client that the tests of both use."""
+    """One client's names for objects that the tests use with both clients."""
 
     name: str
     Channel: Any
@@ -58,7 +58,7 @@ KINDS = {
         transaction_messages,
     ),
 }
-#: The last is the kind that the running test covers.
+#: The last entry is the kind that the running test covers.
 kinds: list[Kind] = [KINDS["sync"]]
 
 
@@ -109,7 +109,7 @@ SILENT = Failure("timeout", "no answer within 30 s")
 
 
 class Simulation:
-    """A network and a clock for a client. ``answers``: in order, or a function of the request that was sent.
+    """A network and a clock for a client. ``answers``: in order, or a function of the request.
 
     A request takes ``took_s``, and each pause takes ``overslept_s`` longer than requested.
     """
@@ -138,7 +138,7 @@ class Simulation:
         reached: bool = True,
         **changed: Any,
     ) -> Any:
-        """Return the channel of a client in this simulation. ``reached``: a daemon has answered it before."""
+        """Return the channel of a client in this simulation. ``reached``: True if a daemon has answered it before."""
         channel = kind().Channel(
             settings(url, **changed),
             self,

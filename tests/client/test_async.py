@@ -1,4 +1,4 @@
-"""Behaviour of the client on event loops alone, and a little of everything on both asyncio and trio."""
+"""Behaviour specific to the asynchronous client, and a sample of everything on both asyncio and trio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 
 
 def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Turn an asynchronous test into two ordinary ones, one for each loop, with the same fixtures."""
+    """Turn an asynchronous test into two synchronous ones, one for each loop, with the same fixtures."""
 
     def run(loop: str, **fixtures: object) -> None:
         async def main() -> None:
@@ -130,7 +130,7 @@ async def test_lost_answers_are_unknown_and_deadlines_say_what_happened(shared_a
                 await client.publish(topic, b"x")
             assert lost.value.outcome == "unknown"
         proxy.mode = "swallow"
-        # On a slow machine an attempt may end before its request is sent, and is retried: hence the long deadline.
+        # On a slow machine an attempt may time out before its request is sent, and be retried: hence the long deadline.
         async with AsyncClient(proxy.url, request_timeout_s=1, deadline_s=PATIENCE_S) as client:
             with pytest.raises(DeadlineExceeded, match="no answer within 1 s") as late:
                 await client.publish(topic, b"x")
@@ -177,7 +177,7 @@ def test_a_reader_that_is_cancelled_leaves_the_client_usable(shared_url: str, cl
 
 
 async def in_a_task_of_its_own(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Return the result of ``work`` run in its own task, as fixtures and test methods run."""
+    """Run ``work`` in its own task, like fixtures and test methods, and return its result."""
     returned = []
 
     async def run() -> None:
@@ -279,7 +279,7 @@ def test_an_abandoned_generator_with_a_block_does_not_cancel_its_task(shared_url
     asyncio.run(main())
 
 
-@pytest.mark.filterwarnings("ignore")  # each loop ends with open connections
+@pytest.mark.filterwarnings("ignore")  # each loop ends while connections are open
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_a_client_serves_one_event_loop_after_another(shared_url: str, topic: str, loop: str):
     client = AsyncClient(shared_url)

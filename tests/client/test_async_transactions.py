@@ -1,4 +1,4 @@
-"""Transactions of the async client: each test runs on asyncio and on trio, against the real daemon."""
+"""Transactions of the asynchronous client: each test runs on asyncio and trio, against the real daemon."""
 
 # ruff: noqa: PT012 - what is tested is a block
 

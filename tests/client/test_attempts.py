@@ -1,4 +1,4 @@
-"""When and where a call is retried, and its final error; without a network and without waiting."""
+"""When and where a call is retried, and its final error, tested without a network and without waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributes as readers get them: by poll, read and messages, of one topic and of many, blocking and not."""
+"""Attributes as readers get them: by poll, read and messages, from one topic and from many, blocking or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STRINGS = [{"traceparent": "00-1", "é": "ü"}, {}, {"routingKey": "k"}]
 
 @pytest.fixture
 def attributed(shared_url: str, topic: str) -> str:
-    """A topic with three messages that were published without a client: one request, atomic, of a producer."""
+    """A topic with three messages that were published without the client, by a producer's atomic request."""
     items = [{"payload": f"m{index}", "attributes": each} for index, each in enumerate(STRINGS)]
     body = {"messages": items, "producer": "p", "sequenceIds": [5, 6, 9], "atomic": True}
     url = f"{shared_url}/v1/namespaces/default/topics/{topic}/publish"

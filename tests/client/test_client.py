@@ -1,4 +1,4 @@
-"""Topics, publishing and polling with the client for threads, against the real daemon."""
+"""Topics, publishing and polling with the synchronous client, against the real daemon."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_topic_is_created_shown_changed_deleted_and_undeleted(client: Client):
 
 
 def test_no_concurrent_change_is_lost(client: Client, topic: str):
-    """Each thread changes one property again and again while the others change theirs."""
+    """Each thread repeatedly changes one property while the others change theirs."""
 
     def change(name, values):
         for value in values:

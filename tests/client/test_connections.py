@@ -1,4 +1,4 @@
-"""The connections of the client for threads, to a server that sends exactly the bytes a test gives it."""
+"""The synchronous client's connections, to a server that sends exactly the bytes that a test gives it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Step = bytes | None | Callable[[socket.socket], None]
 
 
 class Server:
-    """Reads whole requests and answers those of each connection by its steps, in turn; the last step repeats."""
+    """Reads complete requests and answers each connection's requests with its steps in order; the last step repeats."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps = list(steps) or [OK]
@@ -342,7 +342,7 @@ def test_the_error_of_an_exchange_names_the_limit_that_has_passed():
 
 
 def test_an_answer_that_arrives_before_the_body_was_sent_is_read(serve, pools):
-    """A server that refuses a large body closes the connection; its answer has the reason."""
+    """A server that refuses a large body closes the connection; its answer contains the reason."""
     answer = b"HTTP/1.1 413 Too Large\r\nConnection: close\r\nContent-Length: 3\r\n\r\nbig"
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

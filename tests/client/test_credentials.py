@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """A server that accepts given tokens and records requests; ``https`` if there is a context."""
+    """A server that accepts given tokens and records requests, over HTTPS if it has a context."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.accepted: set[str] = set()
@@ -146,7 +146,7 @@ def test_a_replaced_token_file_is_read_again_after_a_401_once(gate, topics, tmp_
     gate.accepted.clear()
     with pytest.raises(Unauthenticated):
         topics(gate.url, token_file=file)
-    assert len(gate.seen) == 1  # the file holds no other token
+    assert len(gate.seen) == 1  # the file contains no other token
 
 
 def test_a_token_file_that_is_away_for_a_moment_leaves_the_refusal(gate, topics, tmp_path):
@@ -235,7 +235,7 @@ def test_new_connections_show_a_replaced_certificate(authority, topics, monkeypa
     secured.keeps_connections = False
     steps = iter(
         [
-            lambda: mine.certificate.write_text("half of it"),  # as while it is being replaced
+            lambda: mine.certificate.write_text("half of it"),  # as during its replacement
             lambda: authority.issue("mine", common_name="after"),
             lambda: None,
         ]

@@ -19,7 +19,7 @@ from plainsong._sync import _pool
 from plainsong.transport import dialing
 from tests.patience import PATIENCE_S
 
-#: Python checks for signals after these instructions, and at the start of a function.
+#: Instructions after which Python checks for signals; it also does so at the start of a function.
 LOOKS_AFTER = ("CALL", "JUMP_BACKWARD", "RESUME")
 FILES = {_pool.__file__, dialing.__file__}
 
@@ -36,7 +36,7 @@ def places_of(code: CodeType) -> set[int]:
 
 
 class Handler:
-    """Raises at the place with this number, counted over everything that ``files`` execute."""
+    """Raises at the place with this number, counted over all code of ``files`` that runs."""
 
     def __init__(self, number: int) -> None:
         self._left = number

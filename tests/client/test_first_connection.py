@@ -1,4 +1,4 @@
-"""A first connection that is refused is an error at once: retries are for a daemon that has answered before."""
+"""A refused first connection is an error at once: only a daemon that has answered before is retried."""
 
 from __future__ import annotations
 

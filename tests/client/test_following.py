@@ -1,4 +1,4 @@
-"""A client goes straight to the owner that an answer named, and back if it is unreachable; no network, no waiting."""
+"""A client goes directly to the owner named in an answer, and back if it is unreachable; without network or waiting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECEIPT = AVRO.encode_receipt(Receipt(pack_id(5, 0), pack_id(5, 0), 1))
 
 
 def stored(owner=None):
-    """Return a receipt, forwarded by an instance that names the owner, or from the owner itself."""
+    """Return a receipt that was forwarded by an instance, which names the owner, or that is from the owner itself."""
     named = {} if owner is None else {"plainsong-owner": owner}
     return Answer(200, {"content-type": "avro/binary", **named}, RECEIPT)
 
@@ -32,7 +32,7 @@ def publish(topic="t"):
 
 
 def sent(script, *asked, url="http://one", clock=None, **options):
-    """Make calls one after the other, and return the destination of each attempt."""
+    """Make calls one after another, and return the destination of each attempt."""
     simulation = Simulation(script)
     client = simulation.channel(url, clock=clock, **options)
     for call in asked:

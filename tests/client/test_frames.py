@@ -1,4 +1,4 @@
-"""Pages of messages of equal length are cut like a table, with the same result as parsing one by one, for any bytes."""
+"""Pages of messages with equal lengths are cut like a table; for any bytes the result is as if parsed one by one."""
 
 from __future__ import annotations
 

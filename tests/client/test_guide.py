@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 
 GUIDE = Path(__file__).parents[2] / "docs" / "client.md"
 README = GUIDE.parents[1] / "README.md"
-#: The page that package indexes show.
+#: The README that package indexes show.
 DISTRIBUTION = GUIDE.parents[1] / "etc/dist/client/README.md"
 EXAMPLES = [
     example
@@ -23,7 +23,7 @@ EXAMPLES = [
     for example in re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL)
     if "spark." not in example and "sqlalchemy" not in example
 ]
-#: The output of an example, where it matters.
+#: The output of examples for which it matters.
 SAYS = {
     '"greetings", start="oldest"': "b'world'",
     "AsyncClient": "b'third'",
@@ -45,7 +45,7 @@ SAYS = {
     "producer.begin": "committed 2 ['account-12', 'account-12', 'account-13', 'account-13', 'account-14', 'account-14']",
     "publish_file": "[b'one', b'two', b'three']",
     "add_up": "42 42",
-    "client.admin.events": "attention ",  # the number depends on the disk, and on transactions of other tests
+    "client.admin.events": "attention ",  # the number depends on the disk and on other tests' transactions
     "verify_chain": "True found",
     "Outgoing": "(b'gone in a minute', 60000), (b'gone in an hour', 3600000)",
 }

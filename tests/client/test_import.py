@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-#: Modules that were once part of the import; each takes milliseconds to tens of them, so only its users load it.
+#: Modules that were once part of the import; each takes up to tens of milliseconds, so only its users load it.
 LATER = {
     "anyio",
     "difflib",
@@ -45,7 +45,7 @@ USES = {
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_the_client_for_threads_loads_only_what_a_first_request_needs(use):
-    # Some environments load modules of the standard library before any program; those do not count.
+    # Some environments load standard library modules before any program; these do not count.
     code = f"import sys; before = set(sys.modules); {use}; print(*sorted(set(sys.modules) - before))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "plainsong" in loaded

@@ -22,7 +22,7 @@ Handler = Callable[[], object]
 
 @pytest.fixture
 def client(shared_url: str) -> Iterator[Any]:
-    """A client whose senders are not closed: after a failure a thread may hold their locks forever."""
+    """A client whose senders are never closed, because after a failure a thread may hold their locks forever."""
     client = Client(shared_url, deadline_s=PATIENCE_S)
     yield client
     client._channel.pool.close()
@@ -115,14 +115,14 @@ def test_messages_after_the_one_of_a_handler_are_stored_after_it(client: Any, to
 def test_a_finalizer_in_a_thread_that_has_just_been_started_sends(
     client: Any, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """The garbage collector runs it before the thread's own code, while the starter is still inside ``send``."""
+    """The garbage collector runs the finalizer before the thread's own code, while the caller is still in ``send``."""
     sent: Future[Any] = Future()
     publisher = client.publisher(topic)
     begin = _backend._Worker._bootstrap_inner
     turn = threading.Semaphore(1)
 
     def send_and_begin(self: Any) -> None:
-        if turn.acquire(blocking=False):  # only the first thread: the message may start another one
+        if turn.acquire(blocking=False):  # only the first thread: the message may start another thread
             try:
                 sent.set_result(publisher.send(b"from the finalizer"))
             except BaseException as error:  # noqa: BLE001 - the test raises it

@@ -1,4 +1,4 @@
-"""A read without an isolation: committed messages, wherever the daemon can tell which are committed."""
+"""A read without an isolation level returns committed messages, if the daemon can tell which are committed."""
 
 from __future__ import annotations
 

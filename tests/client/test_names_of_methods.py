@@ -1,4 +1,4 @@
-"""Every method of the original programmatic API has its counterpart in both clients."""
+"""Every method of the original programmatic API has a counterpart in both clients."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_method_of_a_topic_has_the_signature_and_help_of_the_client_method_wit
         assert inspect.getdoc(of_topic) == inspect.getdoc(of_client)
 
 
-#: Names of 0.1 that moved to ``client.admin``.
+#: Names of version 0.1 that moved to ``client.admin``.
 MOVED = [
     "overview",
     "deleted_topics",

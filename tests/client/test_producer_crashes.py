@@ -1,4 +1,4 @@
-"""Producers with kill -9 of the client and of the daemon: in the end every message is there once, in order."""
+"""Producers when the client or the daemon is killed with kill -9: in the end every message is there once, in order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_file_is_published_once_whichever_process_is_killed(daemon: Callable[.
         for _ in range(3):
             before = count()
             process = program(FROM_A_FILE, url, "t", str(tmp_path / "input"), "20")
-            # The publishing may end before the next poll of the count.
+            # All may be published before the next poll of the count.
             eventually(
                 "a part is there",
                 lambda before=before, process=process: count() > before + 100 or process.poll() is not None,
@@ -170,7 +170,7 @@ def test_a_daemon_that_stays_away_is_reported_and_nothing_after_it_is_stored(dae
             assert again.last_sequence_id == -1
 
 
-#: Adds up the messages and keeps the id with the sum; a second run continues there.
+#: Adds up the messages and stores the last id with the sum; a second run continues there.
 INTO_A_DATABASE = """
     import sqlite3, sys
     from plainsong import Client

@@ -1,4 +1,4 @@
-"""The outcome of one request of a producer, whatever is lost: stored once, not stored, or reported as unknown."""
+"""The outcome of a producer's request, whatever is lost: stored once, not stored, or reported as unknown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 class Desk:
-    """One producer of a topic in memory, on a clock that advances only in pauses."""
+    """A producer for an in-memory topic, on a clock that advances only in pauses."""
 
     def __init__(self, topic: Topic | None = None, name: str | None = "p", **changed: Any) -> None:
         self.topic = topic or Topic()

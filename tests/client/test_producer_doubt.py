@@ -1,4 +1,4 @@
-"""A lost answer when the same sequence ids were used before, and invalid numbers and names."""
+"""A lost answer if the same sequence ids were used before, and invalid numbers and names."""
 
 from __future__ import annotations
 

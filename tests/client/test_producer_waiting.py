@@ -1,4 +1,4 @@
-"""A producer's queue: what it holds, sends next and gives up; and what a lightweight transaction allows; by hand."""
+"""A producer's queue, driven by hand: contents, next batch, time-outs; and limits of lightweight transactions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def taken(one: ProducerQueue[Fate], now_s: float = 0.0) -> list[int]:
 
 
 def under_way(one: ProducerQueue[Fate]) -> Any:
-    """Return the one batch that is being delivered."""
+    """Return the only batch that is being delivered."""
     return one._lanes["t"].under_way
 
 

@@ -1,4 +1,4 @@
-"""A publisher's queue: what it holds, sends next and gives up; driven by hand, an hour in a moment."""
+"""A publisher's queue: contents, next batch and time-outs; driven by hand, so that an hour takes a moment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def publisher_queue(**changed: object) -> PublisherQueue[int]:
 
 
 def put(held, topic, payload, future, now_s) -> bool:
-    """Put a message; False: there is no room."""
+    """Put a message into the queue; False if there is no room."""
     return held.put(topic, Item(payload, None, None, None, future), now_s) is not None
 
 

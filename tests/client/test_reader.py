@@ -28,7 +28,7 @@ def read(reader) -> list[int]:
 
 @pytest.fixture(params=["file", "server"])
 def position(request: pytest.FixtureRequest, tmp_path: Path):
-    """Make positions for the same place, as another process would."""
+    """Return a function that makes positions for the same place, as another process would."""
     return {"file": lambda: FilePosition(tmp_path / "position"), "server": lambda: ServerPosition("loop")}[
         request.param
     ]
@@ -202,7 +202,7 @@ def test_a_moving_start_is_saved_before_anything_is_read(client: Client, topic: 
     numbers(client, topic, 3)
     assert read(client.read(topic, "newest", position=position())) == []
     numbers(client, topic, 2, 3)
-    # As after a crash before the first save: "newest" must not skip messages published in between.
+    # As after a crash before the first save: "newest" must not skip messages that were published since.
     assert read(client.read(topic, "newest", position=position())) == [3, 4]
 
 

@@ -1,4 +1,4 @@
-"""A reader's next request, its waits and its saves; against scripted answers, in virtual time."""
+"""A reader's next request, waits and saves, with scripted answers in virtual time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class FakeDaemon:
         return [each for each in every if each[0] >= since]
 
     def fitting(self, found: list[tuple[bytes, bytes]], limit: int, max_bytes: int | None) -> int:
-        """Return how many messages make a page, at least one."""
+        """Return the number of messages on a page, at least one."""
         ends = accumulate(len(payload) for _, payload in found[:limit])
         return max(1, sum(1 for end in ends if max_bytes is None or end <= max_bytes))
 

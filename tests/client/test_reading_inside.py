@@ -1,4 +1,4 @@
-"""Committed reads, and reads inside a transaction, so that effects and position are saved together or not at all."""
+"""Committed reads, and reads inside a transaction, which saves effects and position together or not at all."""
 
 # ruff: noqa: PT012 - what is tested is a block
 
@@ -249,7 +249,7 @@ def test_a_position_that_cannot_be_saved_after_the_commit_is_reported_and_the_co
     assert committed(client, topic) == [b"m", b"effect"]
 
 
-# --- time, without waiting -----------------------------------------------------------------------
+# --- simulated time ------------------------------------------------------------------------------
 
 
 def reading_inside(simulation: Simulation, timeout_s: float, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The client's time limits hold even for names that the resolver does not answer."""
+"""The client's time limits hold even if the resolver does not answer."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.usefixtures("both_clients")
 
 STUCK = "http://stuck.test:7420"
-#: A time limit that a test waits out.
+#: A short time limit, for tests that let it expire.
 SHORT_S = 0.2
-#: The second text is from a loop that was busy until both limits had passed, and detects both at the same time.
+#: The second text comes from an event loop that was busy until both limits had passed, and detects both at once.
 NOT_CONNECTED = r"stuck\.test was not resolved within|no connection within"
 
 
 class Resolver:
-    """Resolves names as usual, except ``stuck.test``, which it answers at the end of the test."""
+    """Resolves names as usual, except ``stuck.test``, for which it answers at the end of the test."""
 
     def __init__(self) -> None:
         self.asked = threading.Semaphore(0)
@@ -117,7 +117,7 @@ def test_opening_a_stream_times_out_while_a_name_is_being_resolved(resolver: Res
 
 
 def refuse_threads(monkeypatch: pytest.MonkeyPatch, times: float = inf) -> None:
-    """Refuse to start a thread, ``times`` times."""
+    """Refuse to start threads, ``times`` times."""
     start, refused = threading.Thread.start, count()
 
     def refuse(thread: threading.Thread) -> None:

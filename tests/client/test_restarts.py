@@ -52,7 +52,7 @@ def test_messages_that_a_publisher_acknowledged_are_stored_in_order_after_kills(
     assert order == sorted(set(order)), "each once, in the order of the calls"
     promised = {n: sent.result() for n, sent in enumerate(sents) if n not in unknown}
     assert promised.items() <= {n: message_id for message_id, n in found}.items()
-    # One request is under way at a kill; another may start on a connection whose end the client has not noticed.
+    # One request is in progress at a kill; another may start on a connection whose end the client has not noticed.
     assert len(unknown) <= KILLS * 2 * 20
 
 
@@ -162,7 +162,7 @@ def test_a_graceful_restart_loses_nothing_and_at_most_one_answer(daemon: Callabl
         eventually("it continues", lambda: acknowledged > so_far + 50)
         ended.set()
         thread.join()
-        # The daemon may close a kept connection just as a request starts on it: then the outcome is unknown.
+        # The daemon may close an idle connection just as a request starts on it; its outcome is then unknown.
         assert [error.outcome for error in failed] in ([], ["unknown"])
         found = [int(message.payload) for message in client.read("t")]
         assert sorted(set(found)) == list(range(acknowledged))

@@ -1,4 +1,4 @@
-"""Following events, and opening a stream, when connecting is fast but the daemon's first answer is slow."""
+"""Following events and opening a stream when the connection is fast but the daemon's first answer is slow."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Wire:
         return self._receive(timeout_s)
 
     async def _close_async(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def events_of(monkeypatch: pytest.MonkeyPatch, simulation: Simulation, wire: Wire) -> Any:

@@ -186,7 +186,7 @@ def test_a_message_that_waits_to_be_sent_again_is_given_up_at_its_deadline(expli
     assert queue.overdue(BOUNDS.delivery_timeout_s - 1) == []
     ended = queue.overdue(BOUNDS.delivery_timeout_s)
     given_up = [future for each in ended for future in each.futures]
-    # With explicit ids, later messages fail too: the caller decides what to do about the gap.
+    # With explicit ids, later messages also fail, because the caller decides what to do about the gap.
     assert given_up == (list(range(7)) if explicit else list(range(6)))
     assert queue.pending == len(list(queue.futures())) == 7 - len(given_up)
     assert isinstance(ended[0].error, DeadlineExceeded)

@@ -1,4 +1,4 @@
-"""A reader that follows can be stopped, asked for one message, and given a time-out for it."""
+"""A reader that follows a topic can be stopped, and can return one message, with a time-out."""
 
 from __future__ import annotations
 

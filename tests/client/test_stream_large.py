@@ -1,4 +1,4 @@
-"""Requests through a stream that exceed its limit of pending bytes: each goes alone, with the limits of publish."""
+"""Stream requests that exceed the limit on pending bytes: each is sent alone, with the limits of a publish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of publishes, from threads and event loops: order, receipts, bounds, and every way to end."""
+"""Streams of publishes, from threads and event loops: order, receipts, bounds, and every way of ending."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
-#: Enough to have many under way at once.
+#: Enough to have many in progress at once.
 COUNT = 2_000
 
 
@@ -81,7 +81,7 @@ def test_requests_of_a_producer_are_deduplicated_over_a_stream(client: Client, t
         first, second = again(stream), again(stream)
     assert [ticket.result().duplicate for ticket in first + second] == [False] * 10 + [True] * 10
     ids = [ticket.result().first_id for ticket in first]
-    assert [ticket.result().first_id for ticket in second][-5:] == ids[-5:]  # the stream keeps the last results
+    assert [ticket.result().first_id for ticket in second][-5:] == ids[-5:]  # the stream still has its last results
     assert len(list(client.read(topic))) == 10
 
 
@@ -226,7 +226,7 @@ def test_an_answer_that_does_not_arrive_in_time_is_unknown(topic: str, shared_ad
 
 @pytest.fixture
 def deaf_url() -> Iterator[str]:
-    """A daemon that accepts the handshake, pings a little later, and never reads."""
+    """The URL of a daemon that accepts the handshake, pings a little later, and never reads."""
     with socket.socket() as listening, ExitStack() as taken:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         listening.bind(("127.0.0.1", 0))
@@ -265,7 +265,7 @@ def test_limits_hold_at_a_daemon_that_pings_and_reads_nothing(deaf_url: str):
         stream = client.stream("t", max_pending_bytes=64 << 20)
         tickets: list = []
         with suppress(Closed):  # the limit may pass during the loop
-            tickets.extend(stream.publish(b"x" * 15_000) for _ in range(1_400))  # too small to extend the limit
+            tickets.extend(stream.publish(b"x" * 15_000) for _ in range(1_400))  # too few bytes to extend the limit
         assert isinstance(tickets[0].exception(PATIENCE_S), OutcomeUnknown)
         with pytest.raises(NotSent):
             stream.close(1)
@@ -281,7 +281,7 @@ def test_closing_within_a_limit_does_not_wait_for_a_daemon_that_reads_nothing(de
 
 
 def publish_until_closed(stream, tickets, form, after_each=lambda sent: None) -> None:
-    """Publish the numbers of tickets until the stream is over."""
+    """Publish consecutive numbers until the stream ends."""
     with suppress(Closed):
         while True:
             tickets.append(stream.publish(form % len(tickets)))
@@ -303,7 +303,7 @@ def test_a_stopping_daemon_answers_what_it_accepted_and_the_rest_did_not_happen(
             error = ticket.exception(PATIENCE_S)
             stored += error is None
             assert error is None or error.outcome == "not-applied"
-        with suppress(NotSent):  # the stream does not remember every failed ticket that was checked
+        with suppress(NotSent):  # the stream does not remember every failed ticket
             stream.close()
         running.start()
         with Client(url_of(running)) as again:
@@ -311,7 +311,7 @@ def test_a_stopping_daemon_answers_what_it_accepted_and_the_rest_did_not_happen(
 
 
 def test_acknowledged_requests_survive_sigkill_in_order(daemon: Callable[..., Daemon]):
-    # In the adapter each publish changes threads twice.
+    # In the synchronous client's adapter each publish switches threads twice.
     enough = 5_000 if kind().name == "sync" else 1_000
     running = daemon()
     with Client(url_of(running)) as client:

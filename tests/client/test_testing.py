@@ -150,7 +150,7 @@ def test_without_a_daemon_it_says_how_to_install_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DaemonNotInstalled, match="pip install plainsong-server"):
         command()
-    assert issubclass(DaemonNotInstalled, unittest.SkipTest)  # so a test that calls broker() itself is skipped too
+    assert issubclass(DaemonNotInstalled, unittest.SkipTest)  # so tests that call broker() themselves are skipped too
 
 
 def test_a_missing_command_is_named(monkeypatch):

@@ -1,4 +1,4 @@
-"""Every step of a transaction fails in every participant in every way: the calls that follow, and the decision."""
+"""Every step of a transaction fails in every participant in every way: the subsequent calls, and the decision."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class AsyncParticipant(Participant):
 
 
 class Stage:
-    """Transactions in turn with their service, for the client that the test covers."""
+    """Consecutive transactions with their service, for the client that the test covers."""
 
     def __init__(self, fails: dict[str, dict[str, Any]], *, retry: bool = False) -> None:
         self.events: list[str] = []
@@ -647,7 +647,7 @@ def test_the_same_refusal_in_time_is_raised_unchanged():
 
 
 class Interrupted(BaseException):
-    """Stands for KeyboardInterrupt."""
+    """Replaces KeyboardInterrupt."""
 
 
 def test_an_interrupted_finish_is_rolled_back_before_the_decision():

@@ -1,4 +1,4 @@
-"""Transactions across crashes of the daemon between two steps, and of the program in the middle of its work."""
+"""Transactions across crashes of the daemon between two steps, and of the program in the middle of processing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_program_that_dies_in_the_middle_leaves_nothing_and_holds_readers_unti
     )
     assert (done.returncode, done.stdout, done.stderr) == (9, "open\n", "")
     client.publish(topic, b"after")
-    # The time-out itself releases a blocked reader.
+    # The time-out alone releases a blocked reader.
     reader = client.read(topic, isolation="committed", follow=True, limit=1)
     assert [message.payload for message in reader] == [b"after"]
     assert committed(client, topic) == [b"after"]

@@ -1,4 +1,4 @@
-"""Messages of a transaction: the order of arrival, the bound of the local buffer, and the state after a failure."""
+"""Messages of a transaction: the order of arrival, the bound on the local buffer, and the state after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of the client as a type checker infers them: values by their serializer, options by name."""
+"""Types of the client as a type checker infers them: values from the serializer, options from their names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Exactly the lines that end in ``# refused`` are errors; ``# is T`` is the type of the line's expression.
+#: Exactly the lines that end in ``# refused`` must be errors; ``# is T`` gives the type of the line's expression.
 PROGRAM = """
 from dataclasses import dataclass
 from plainsong import JSON, AsyncClient, Client, Message, Outgoing, errors
@@ -80,7 +80,7 @@ def test_a_type_checker_refuses_what_the_client_would_and_knows_the_values(tmp_p
         "--config-file=",
     ]
     done = subprocess.run([*mypy, str(program)], cwd=ROOT, capture_output=True, text=True, check=False)
-    # mypy's cache remembers the path of the first program with the same content.
+    # mypy's cache contains the path of the first program with the same content.
     said = re.findall(r"^.*program\.py:(\d+): (error|note): (.*)$", done.stdout, re.MULTILINE)
     refused = {int(line) for line, kind, _ in said if kind == "error"}
     types = {int(line): text for line, _, text in said if text.startswith("Revealed type")}

@@ -1,4 +1,4 @@
-"""Senders in virtual time: a message that waits too long is given up on time, whatever else is in flight."""
+"""Senders in virtual time: a message that waits too long fails on time, whatever else is in flight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.client.topic_of_producers import Topic
 
 
 class Line:
-    """Connections to a daemon in memory; a request may take time."""
+    """Connections to an in-memory daemon; a request may take time."""
 
     def __init__(self, answer: Callable[[Send], Answer | Failure], takes_s: Callable[[Send], float] = lambda _: 0.0):
         self._answer = answer
@@ -146,7 +146,7 @@ def test_a_reader_idles_only_at_the_end_of_its_topic_however_long_the_messages_b
             told["plainsong-last-id"] = ids[polls - 1].hex()
         return Answer(200, told, encode_frames(Page(items, len(items)), FramesOptions(attributes=True)))
 
-    # At the end of the topic, a poll takes its whole wait.
+    # At the topic's end, a poll takes its whole wait.
     line = Line(page, lambda send: takes_s if polls < 3 else send.timeout_s - 0.01)
 
     async def work(client: AsyncClient) -> list[bytes]:

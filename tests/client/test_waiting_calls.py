@@ -1,4 +1,4 @@
-"""Every call of the client that waits at the daemon, with every event that ends a wait: the call returns at once."""
+"""Every client call that waits at the daemon returns at once when any event that ends its wait occurs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Waiting:
 
 
 def held(url: str, transaction: Any) -> bool:
-    """True if a reader waits for this transaction."""
+    """True if this transaction blocks a reader."""
     asked = Request(f"{url}/v1/transactions/{transaction.id}/abort?dryRun=true", method="POST")
     with urlopen(asked, timeout=PATIENCE_S) as answer:
         return bool(json.load(answer)["effect"]["releases"]["heldPolls"])
@@ -149,7 +149,7 @@ def test_a_deletion_ends_a_call_that_waits(wait: Any, shared_url: str, topic: st
 
 #: The rows of the calls that wait at the daemon.
 ROWS = {"poll": [poll], "read": [read, read_many]}
-#: Calls that wait for the program's own work: each ends with its answer, its deadline, or a close.
+#: Calls that wait for the program's own requests: each ends with its answer, its deadline, or a close.
 OWN_WAITS = {
     "events": "test_service_events.py: what happens, stop, the end of the daemon",
     "stream": "test_streams.py: the answers of its publishes",
@@ -160,7 +160,7 @@ OWN_WAITS = {
 
 
 def waiting_calls() -> set[str]:
-    """Return the public calls that take a waiting time, or return an object with its own life."""
+    """Return the public calls that take a waiting time, or that return an object with its own lifetime."""
     parts = [AsyncClient, AsyncTopic]
     parts += [value for each in (AsyncClient, AsyncTopic) for value in properties_of(each)]
     found = set()
@@ -178,7 +178,7 @@ def waiting_calls() -> set[str]:
 
 
 def properties_of(part: type) -> list[type]:
-    """Return the classes of the objects that a client's properties return."""
+    """Return the classes of the client's properties."""
     found = [each.fget for _, each in inspect.getmembers(part, lambda each: isinstance(each, property))]
     classes = [named(each, inspect.signature(each).return_annotation) for each in found]
     return [each for each in classes if inspect.isclass(each) and each.__module__.startswith("plainsong")]

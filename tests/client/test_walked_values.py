@@ -1,4 +1,4 @@
-"""Values at both ends of their ranges survive a restart, through every function of the client that takes them."""
+"""Extreme values survive a restart, through every client function that takes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.daemon.harness import Daemon
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 
-#: The default of ``http.max_body_bytes`` leaves room for this payload and its attributes in every encoding.
+#: With the default of ``http.max_body_bytes``, this payload and its attributes fit in every encoding.
 LARGE = 4 << 20
 ATTRIBUTES: list[dict[str, str]] = [
     {},

@@ -1,4 +1,4 @@
-"""A topic with producers in memory, as a client's requests see it; a test can make it fail or forget."""
+"""An in-memory topic with producers, as a client sees it; a test can make it fail or forget."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from plainsong.protocol.ids import pack_id
 from plainsong.protocol.requests import PublishRequest, PublishResponse, Receipt
 from tests.client.simulation import LOST, problem, said
 
-#: A replacement for an answer; a function may first carry the request out.
+#: A replacement for an answer; a function may carry out the request first.
 Instead = Answer | Failure | Callable[[Callable[[], Answer]], Answer | Failure]
 
 
 @dataclass
 class Remembered:
-    """One producer."""
+    """A producer as the topic remembers it."""
 
     epoch: int = 0
     last: int = -1
@@ -30,7 +30,7 @@ class Remembered:
 
 
 class Topic:
-    """``carry`` is the wire; ``instead`` (by verb, in turn) replaces answers, ``verbs`` are those that arrived."""
+    """``carry`` acts as the wire; ``instead`` (by verb, in order) replaces answers; ``verbs`` are those received."""
 
     def __init__(self) -> None:
         self.generation = 1
@@ -72,7 +72,7 @@ class Topic:
             return happen()
         return instead(happen) if callable(instead) else instead
 
-    # --- what it does ----------------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------------
 
     def _open(self, name: str, given: dict[str, Any]) -> Answer:
         if self.deleted:
@@ -173,6 +173,6 @@ class Topic:
 
 
 def then_lost(happen: Callable[[], Answer]) -> Failure:
-    """Carry the request out, and lose the answer."""
+    """Carry out the request, and lose the answer."""
     happen()
     return LOST

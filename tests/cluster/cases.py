@@ -1,6 +1,6 @@
-"""A producer's requests to one topic, with one of its owner's calls to HBase disturbed; many such cases in parallel.
+"""A producer's requests to one topic, while one of its owner's calls to HBase is disturbed; many cases run in parallel.
 
-Every key that a call reads or writes contains the topic's name, by which the proxy assigns calls to cases.
+Every key that a call reads or writes contains the topic's name, from which the proxy finds the call's case.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tests.cluster.proxy import GOOD, Fate
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, topic_path
 from tests.patience import PATIENCE_S
 
-#: More than fits into a cell of the minimum ``storage.hbase.max_cell_bytes``: its payloads get rows of their own.
+#: Larger than a cell at the minimum of ``storage.hbase.max_cell_bytes``, so its payloads get separate rows.
 LARGE = "x" * 100_000
 MAX_CELL_BYTES = 256 << 10
 #: Sequence ids of the producer's requests; all but the first are atomic batches.
 REQUESTS = ((0,), (1, 2, 3), (4, 5, 6), (10,))
-#: Numbers of messages that a reader may see: a batch is atomic.
+#: Numbers of messages that a reader may see, given that a batch is atomic.
 WHOLE = (0, 1, 4, 7, 8)
 
 
@@ -41,7 +41,7 @@ class Case:
 
 
 class ByTopic:
-    """A proxy's choice: the one call that each case names. With ``ends``, all later calls of a case are lost."""
+    """A proxy's choice: the one call that each case names. With ``ends``, a case's later calls are all lost."""
 
     def __init__(self, cases: list[Case], *, ends: bool = False) -> None:
         self._cases = {case.topic.encode(): case for case in cases}
@@ -61,13 +61,13 @@ class ByTopic:
         return Fate("lost request") if self._ends and case.hit.is_set() else GOOD
 
     def look(self) -> None:
-        """Set ``all_hit`` if every case was hit or is finished."""
+        """Set ``all_hit`` if every case has been hit or is finished."""
         if all(each.hit.is_set() or each.done.is_set() for each in self._cases.values()):
             self.all_hit.set()
 
 
 class Client:
-    """The producer's program: when the outcome of a request is unknown, it opens its session again."""
+    """The producer's program: if a request's outcome is unknown, it opens its session again."""
 
     def __init__(self, instance: Instance, topic: str) -> None:
         self.instance, self.topic = instance, topic
@@ -83,7 +83,7 @@ class Client:
             return None
 
     async def open(self) -> int:
-        """Retry until a session is open; return its last sequence id."""
+        """Try until a session is open; return its last sequence id."""
         with trio.fail_after(PATIENCE_S):
             while True:
                 answer = await self.ask("PUT", "/producers/p", {})
@@ -95,7 +95,7 @@ class Client:
                 await trio.sleep(0.05)
 
     async def send(self, sequences: tuple[int, ...]) -> None:
-        """Send until it is stored: after an error, opening the session again returns whether it is."""
+        """Send the request until it is stored; after an error, opening the session again shows whether it is."""
         messages = [payload_of(number) for number in sequences]
         request = {"messages": messages, "producer": "p", "sequenceIds": sequences, "atomic": len(sequences) > 1}
         while True:
@@ -110,7 +110,7 @@ class Client:
                 return
 
     async def look(self) -> list[str]:
-        """Return what a reader sees, after checking that it is whole requests in order; empty without an answer."""
+        """Check that a reader sees complete requests in order, and return them; empty if there is no answer."""
         answer = await self.ask("POST", "/poll", {})
         if answer is None or answer.status != 200:
             return []
@@ -120,7 +120,7 @@ class Client:
         return found
 
     async def create(self) -> None:
-        """Create the topic before any fault; HBase may be late, as its time-out is short."""
+        """Create the topic before any fault; with the short time-out, HBase may answer too late."""
         with trio.fail_after(PATIENCE_S):
             while True:
                 answer = await self.ask("PUT", "?ifNotExists=true", {})
@@ -136,7 +136,7 @@ def payload_of(number: int) -> str:
 
 
 async def course(instance: Instance, case: Case, choice: ByTopic) -> None:
-    """Send all requests of the producer, then read the topic."""
+    """Send all of the producer's requests, then read the topic."""
     client = Client(instance, case.topic)
     await client.open()
     for sequences in REQUESTS:
@@ -144,7 +144,7 @@ async def course(instance: Instance, case: Case, choice: ByTopic) -> None:
     case.done.set()
     choice.look()
     found: list[str] = []
-    while not found:  # the disturbed call may be one of this read
+    while not found:  # the disturbed call may be part of this read
         await client.open()
         found = await client.look()
     assert len(found) == WHOLE[-1], case

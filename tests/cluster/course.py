@@ -1,4 +1,4 @@
-"""A whole run: clients at work, one fault after the other, recovery, a full read at every instance, and a verdict."""
+"""A whole run: active clients, one fault after another, recovery, a full read at every instance, and a verdict."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.daemon.talk import topic_path
 
 T = TypeVar("T")
 TOPICS = [f"topic-{number}" for number in range(6)]
-#: Pause between two requests of a client. Most of a run waits for sessions to end: without pauses, clients would fill
-#: that time with requests that find nothing new.
+#: Pause between two requests of a client. Most of a run is spent waiting for sessions to end: without pauses, clients
+#: would fill that time with requests that find nothing new.
 PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
 class Report:
-    """The faults, the counts, and everything that is wrong."""
+    """The faults, the counts, and all errors."""
 
     seed: int
     made: list[str]
@@ -67,12 +67,12 @@ class Report:
         return "\n".join(lines)
 
     def _some_anomalies(self) -> Iterator[str]:
-        """Return up to eight of each kind."""
+        """Return up to eight anomalies of each kind."""
         for kind, found in groupby(sorted(self.anomalies), itemgetter(0)):
             yield from (f"  {kind}: {text}" for _, text in islice(found, 8))
 
     def append_to(self, path: Path) -> None:
-        """Append it to the file."""
+        """Append the report to the file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{self}\n\n")
@@ -93,11 +93,11 @@ async def run(
     quiet_s: float = QUIET_S,
     restless: bool = False,
 ) -> Report:
-    """Make one fault after the other, with ``between`` acknowledgements before and after each; then check the history.
+    """Make one fault after another, with ``between`` acknowledgements before and after each; then check the history.
 
     Args:
-      plain: without transactions.
-      restless: clients do not pause longer during a fault.
+      plain: True for a run without transactions.
+      restless: True if clients do not pause longer during a fault.
     """
     begun_s = time.monotonic()
     stage, rng = Stage(cluster, TOPICS, seed, plain=plain, quiet_s=quiet_s), Random(seed)
@@ -151,7 +151,7 @@ async def create_topics(stage: Stage) -> None:
 
 
 async def settle(stage: Stage) -> None:
-    """Decide open transactions, and read every topic at every instance: the end of the history."""
+    """Decide open transactions, and read every topic at every instance, which ends the history."""
     async with stage.voice(1) as voice:
         for transaction in stage.history.transactions:
             await at_last(stage, partial(_decided, voice, transaction))
@@ -175,7 +175,7 @@ async def _decided(voice: Voice, transaction: Transaction) -> None:
 
 
 def may_be_forgotten(stage: Stage, transaction: Transaction) -> bool:
-    """True if a crash may have forgotten its begin: with a single instance, before anything in it was acknowledged."""
+    """True if a crash may have lost the begin: with a single instance, before anything in it was acknowledged."""
     writes = (each for each in stage.history.writes if each.transaction is transaction)
     return (
         len(stage.cluster.instances) == 1
@@ -185,7 +185,7 @@ def may_be_forgotten(stage: Stage, transaction: Transaction) -> bool:
 
 
 async def at_last(stage: Stage, ask: Callable[[], Awaitable[T]]) -> T:
-    """Retry until it succeeds: no fault is left to explain an error."""
+    """Retry until the call succeeds; no fault is left to explain an error."""
     with trio.move_on_after(stage.quiet_s):
         while True:
             try:

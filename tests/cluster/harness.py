@@ -1,7 +1,7 @@
-"""Several real daemons over one real HBase and its ZooKeeper, to kill, freeze, cut off and restart.
+"""Several real daemons on one real HBase and its ZooKeeper; tests kill, freeze, cut off and restart them.
 
-Each instance reaches HBase's Thrift gateway through its own proxy, and ZooKeeper through another, so that one instance
-can be cut off while the others continue. No process outlives its test.
+Each instance has its own proxies to HBase's Thrift gateway and to ZooKeeper, so that a test can cut off one instance
+while the others continue. No process outlives its test.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from tests.freezing import freeze
 from tests.hbase_server import HBase
 from tests.patience import PATIENCE_S
 
-#: Short time limits, so that tests do not wait. A start sends each gateway a frame of two cells of the maximum size:
-#: with the default, dozens of starts would send 18 MiB each through a proxy.
+#: Short time limits, so that tests do not wait. Each start sends every gateway a frame with two cells of the maximum
+#: size: with the default, dozens of starts would each send 18 MiB through a proxy.
 SETTINGS = (
     *("storage.min_free_bytes=0", "storage.hbase.timeout_s=3", "retention.interval_s=1"),
     "storage.hbase.max_cell_bytes=1 MiB",
 )
-#: ZooKeeper's minimum is two of its ticks.
+#: ZooKeeper's minimum is two ticks.
 SESSION_TIMEOUT_S = 4
-#: Limit for starting a daemon again, including failed attempts while HBase is slow.
+#: Time limit for restarting a daemon, including failed attempts while HBase is slow.
 AGAIN_S = 3 * PATIENCE_S
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 
 def why_no_wrong_clocks() -> str | None:
-    """Return why instances cannot have wrong clocks here; None if they can."""
+    """Return the reason why instances cannot have wrong clocks on this machine; None if they can."""
     return None if LIBRARIES else "NOT TESTED: wrong clocks, since libfaketime is not installed"
 
 
@@ -44,7 +44,7 @@ SLEEP = "import select, time\ntime.sleep = lambda seconds: select.select([], [],
 
 
 def shifted_clock(shift: Path) -> dict[str, str]:
-    """Return the environment of a process whose wall clock is ahead by the content of the file, which may change."""
+    """Return the environment of a process whose wall clock is ahead by the file's content, which may change."""
     site = shift.with_suffix(".site")
     site.mkdir()
     (site / "sitecustomize.py").write_text(SLEEP, encoding="utf-8")
@@ -56,9 +56,9 @@ def shifted_clock(shift: Path) -> dict[str, str]:
         # The monotonic clock stays real: it times waits, not messages.
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
-        # Its workaround for old C libraries makes threads that wait for the interpreter's lock wake repeatedly.
+        # libfaketime's workaround for old C libraries repeatedly wakes threads that wait for the interpreter's lock.
         "FAKETIME_FORCE_MONOTONIC_FIX": "0",
-        # File times stay real: otherwise modules would look changed and be compiled again.
+        # File times stay real; otherwise modules would seem changed and be compiled again.
         "NO_FAKE_STAT": "1",
     }
 
@@ -77,14 +77,14 @@ class Instance:
     ) -> None:
         self.name, self.daemon, self.thrift, self.zookeeper, self._shift = name, daemon, thrift, zookeeper, shift
         self.links = links
-        """In front of its advertised address: carries what other instances send to it."""
+        """In front of its advertised address, for traffic from other instances."""
         self.up = trio.Event()
         self.state = "down"
         """``up``, ``down`` or ``frozen``."""
 
     @property
     def address(self) -> tuple[str, int]:
-        """The address clients connect to."""
+        """The address that clients connect to."""
         return self.daemon.address
 
     @property
@@ -92,21 +92,21 @@ class Instance:
         return [each for each in (self.thrift, self.zookeeper, self.links) if each is not None]
 
     async def start(self) -> None:
-        """Start it and wait until it serves. Raises DaemonEnded."""
+        """Start the daemon, and wait until it serves. Raises DaemonEnded."""
         await trio.to_thread.run_sync(self.daemon.start)
         self.state = "up"
 
     async def start_again(self) -> None:
-        """Start it until it stays up, as a supervisor does: a daemon exits if HBase does not answer in time."""
+        """Start the daemon until it stays up, as a supervisor does: it exits if HBase does not answer in time."""
         with trio.fail_after(AGAIN_S):
             while self.state != "up":
                 try:
                     await self.start()
                 except DaemonEnded as error:
-                    print(error)  # helps when a run does not finish
+                    print(error)  # for the diagnosis of a run that does not finish
 
     async def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.state = "down"
         await trio.to_thread.run_sync(self.daemon.kill)
 
@@ -136,12 +136,12 @@ class Instance:
         self.daemon.signal(signal.SIGCONT)
 
     def set_clock(self, ahead_s: int) -> None:
-        """Make its wall clock jump, within a second."""
+        """Make the daemon's wall clock jump, within a second."""
         assert self._shift is not None
         write_shift(self._shift, ahead_s)
 
     def heal(self) -> None:
-        """Undo every fault except its death."""
+        """Undo every fault except the daemon's death."""
         if self.state == "frozen":
             self.thaw()
         for proxy in self.proxies:
@@ -151,7 +151,7 @@ class Instance:
 
 
 def write_shift(shift: Path, ahead_s: int) -> None:
-    """Write the file atomically: it may be read at any moment."""
+    """Write the file atomically, since it may be read at any moment."""
     new = shift.with_suffix(".new")
     new.write_text(f"{ahead_s:+d}s\n")
     new.rename(shift)
@@ -204,10 +204,10 @@ async def open_cluster(
     """Run ``count`` instances on empty tables while the block runs.
 
     Args:
-      sets: settings of all of them, as ``section.key=value``.
-      alone: without ZooKeeper: each owns everything, so only one may run at a time.
-      clocks: their clocks can be set.
-      links: traffic between instances goes through proxies, too.
+      sets: settings of all instances, as ``section.key=value``.
+      alone: True to run without ZooKeeper: each instance owns everything, so only one may run at a time.
+      clocks: True if the test may set the instances' clocks.
+      links: True if traffic between instances also goes through proxies.
     """
     prefix = "t" + directory.name.replace("-", "_")[-40:] + "_"
     async with AsyncExitStack() as stack:

@@ -1,7 +1,7 @@
-"""A TCP proxy that injects faults: it loses, delays or cuts messages, stalls, and refuses connections.
+"""A TCP proxy that injects faults: it loses, delays or cuts messages, stalls, or refuses connections.
 
-It stands between a daemon and HBase's Thrift gateway, whose requests and answers are frames (``framed=True``: each
-message is a whole frame), or between any two TCP peers, where each received chunk counts as a message.
+It runs between a daemon and HBase's Thrift gateway, whose requests and answers are frames (``framed=True``: each
+message is a complete frame), or between any two TCP peers, where each received chunk counts as a message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import trio
 Fault = Literal["none", "lost request", "late request", "cut request", "lost answer", "late answer", "cut answer"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)[1:]
 Way = Literal["there", "back"]
-"""Direction: from the side that connected, or to it."""
+"""Direction: from the connecting side, or to it."""
 WAYS: tuple[Way, ...] = get_args(Way)
 
 
@@ -28,7 +28,7 @@ class Fate:
 
     fault: Fault = "none"
     delay_s: float = 0.0
-    """Delay of a late request or answer. A late request arrives even if its sender has given up by then."""
+    """Delay of a late request or answer. A late request arrives even if its sender has timed out by then."""
 
 
 GOOD = Fate()
@@ -41,7 +41,7 @@ def calm(_: bytes) -> Fate:
 
 
 class Storm:
-    """Random faults: a share of the requests gets one of ``faults``, the same ones for the same seed."""
+    """Random faults: a share of the requests gets one of ``faults``; the same seed gives the same faults."""
 
     def __init__(self, seed: int, share: float, delay_s: float, faults: Sequence[Fault] = FAULTS) -> None:
         self._rng, self._share, self._delay_s, self._faults = Random(seed), share, delay_s, tuple(faults)
@@ -52,7 +52,7 @@ class Storm:
 
 
 class Once:
-    """One fate for the next request that contains a mark; all others are good."""
+    """One fate for the next request that contains a mark; other requests succeed."""
 
     def __init__(self, mark: bytes, fate: Fate) -> None:
         self._mark, self._fate = mark, fate
@@ -66,7 +66,7 @@ class Once:
 
 
 def moving() -> trio.Event:
-    """Return the event of a direction that is not stalled."""
+    """Return the event that is set while a direction is not stalled."""
     event = trio.Event()
     event.set()
     return event
@@ -83,7 +83,7 @@ class _Pair:
 
 
 class Proxy:
-    """Listens on a port of its own, which does not change; ``open_proxy`` makes one."""
+    """Listens on its own port, which never changes; made by ``open_proxy``."""
 
     def __init__(
         self, target: tuple[str, int], listener: trio.SocketListener, nursery: trio.Nursery, *, framed: bool
@@ -92,7 +92,7 @@ class Proxy:
         self._nursery = nursery
         self.choose: Choose = calm
         self.faults: Counter[str] = Counter()
-        """Faults injected so far."""
+        """Number of faults injected so far."""
         self.landed = trio.Event()
         """Set when a late request has arrived and was answered."""
         self.requests = 0
@@ -104,7 +104,7 @@ class Proxy:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The address clients connect to."""
+        """The address that clients connect to."""
         host, port = self._listener.socket.getsockname()
         return host, port
 
@@ -115,7 +115,7 @@ class Proxy:
         return f"{host}:{port}"
 
     def stall(self, *ways: Way) -> None:
-        """Stop forwarding, in both directions or in those given; connections are still accepted, and wait."""
+        """Stop forwarding, in both directions or in those given; connections are still accepted, but wait."""
         if all(flow.is_set() for flow in self._flows.values()):
             self.faults[" ".join(["stall", *ways])] += 1
         for way in ways or WAYS:
@@ -123,7 +123,7 @@ class Proxy:
                 self._flows[way] = trio.Event()
 
     def refuse(self) -> None:
-        """Cut every connection, and every new one."""
+        """Cut every connection, including new ones."""
         self._refuses = True
         self.faults["refusal"] += 1
         self.cut_all()
@@ -162,7 +162,7 @@ class Proxy:
     async def _carry(
         self, pair: _Pair, way: Way, source: trio.SocketStream, piece: Callable[[_Pair, bytes], Awaitable[None]]
     ) -> None:
-        """Forward one direction; its end ends both."""
+        """Forward one direction; its end closes both."""
         reader = _Pieces(source, framed=self._framed)
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             while data := await reader.next():
@@ -188,7 +188,7 @@ class Proxy:
         await pair.far.send_all(data)
 
     async def _deliver(self, data: bytes, delay_s: float) -> None:
-        """Send a late request over its own connection, and discard the answer."""
+        """Send a late request over a separate connection, and discard the answer."""
         await trio.sleep(delay_s)
         with suppress(OSError, trio.BrokenResourceError):
             async with await trio.open_tcp_stream(*self.target) as far:
@@ -210,7 +210,7 @@ class Proxy:
         await pair.near.send_all(data)
 
     def _fate_of_answer(self, fates: deque[Fate]) -> Fate:
-        """Match an answer to a request: frames one to one; other bytes share the last request's fate."""
+        """Return an answer's fate: a frame has its request's; other bytes have the last request's."""
         if self._framed:
             return fates.popleft() if fates else GOOD
         while len(fates) > 1:
@@ -219,7 +219,7 @@ class Proxy:
 
 
 class _Pieces:
-    """The messages of a stream: whole length-prefixed frames, or chunks as received."""
+    """The messages of a stream: complete length-prefixed frames, or chunks as received."""
 
     def __init__(self, stream: trio.SocketStream, *, framed: bool) -> None:
         self._stream, self._framed, self._buffer = stream, framed, bytearray()

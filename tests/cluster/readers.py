@@ -1,4 +1,4 @@
-"""Clients that read, committed or not, at any instance: repeatedly from the start, or with long polls at the end."""
+"""Clients that read at any instance, committed or not: repeatedly from the start, or with long polls at the end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def read_page(
 
 
 async def reader(stage: Stage, seed: int, *, committed: bool, waits: bool, pause_s: float) -> None:
-    """Follow one topic and sometimes start again with another, or follow one forever with long polls (``waits``)."""
+    """Read one topic, and sometimes start over with another, or follow one forever with long polls (``waits``)."""
     async with stage.voice(seed) as voice:
         topic, position = voice.rng.choice(stage.topics), None
         while not stage.over:

@@ -14,7 +14,7 @@ from tests.cluster.harness import open_cluster, why_no_wrong_clocks
 from tests.cluster.nemesis import Fault
 
 SEED = int(os.environ.get("PLAINSONG_RING_SEED", "80"))
-#: ``make torture`` appends its faults and results here.
+#: ``make torture`` appends faults and results to this file.
 REPORT = Path(__file__).parents[2] / "build/torture/cluster.txt"
 #: The faults of the ordinary run on three instances, in order.
 SHORT = (nemesis.kill, nemesis.move, nemesis.long_pause, nemesis.lossy_gateway, nemesis.no_zookeeper)
@@ -42,7 +42,7 @@ async def test_no_anomaly_while_the_clock_of_one_instance_jumps_by_an_hour(hbase
             cluster,
             [nemesis.clock_jumps(nemesis.HOUR_S), nemesis.restart, nemesis.clock_jumps(-nemesis.HOUR_S)],
             SEED + 1,
-            clients=1,  # a clock's effect on a request does not depend on other requests
+            clients=1,  # the effect of a clock on a request does not depend on other requests
         )
     print(report)
     assert report.is_good, str(report)

@@ -13,7 +13,7 @@ from tests.cluster.harness import open_cluster
 from tests.console.screen import NoBrowser, Screen, start_browser
 
 TOPICS = [f"t{number}" for number in range(9)]
-#: Nothing is killed here: a stall of the machine must not look like a death, nor make the page complain.
+#: Nothing is killed here: a stall of the machine must neither look like a death nor cause a complaint on the page.
 CALM = ("cluster.session_timeout_s=20", "storage.hbase.timeout_s=30")
 
 
@@ -52,7 +52,7 @@ def _drain_and_pin(screen: Screen, url: str) -> None:
         _press(screen, "drain", "b")
         screen.click("confirm")
         screen.says("toast", "b is being drained")
-        # It releases its topics before the other instance notices that its share has changed.
+        # The drained instance releases its topics before the other instance notices that its own share has changed.
         gone = ["drained", "100", "0 of 64", "0"]
         screen.until("it is drained, and has no topic", lambda: _cells(screen, "b")[2:6] == gone)
         assert "b" not in {_owner(url, topic) for topic in TOPICS}
@@ -82,7 +82,7 @@ def _drain_and_pin(screen: Screen, url: str) -> None:
 
 
 def _cells(screen: Screen, instance: str) -> list[str]:
-    """Return name, address, state, weight, share and open topics."""
+    """Return an instance's name, address, state, weight, share and open topics."""
     row = screen.one("instance-row", instance=instance)
     return [each.text for each in row.find_elements("css selector", "th, td")]
 

@@ -21,7 +21,7 @@ class Echo:
         self._news = trio.Event()
 
     async def gets(self, data):
-        """Wait until it has received as many bytes, and check that they are these."""
+        """Wait until the server has received as many bytes as ``data`` has, and check that they are equal."""
         with trio.fail_after(PATIENCE_S):
             while len(self.got) < len(data):
                 await self._news.wait()
@@ -67,7 +67,7 @@ async def talk(echo):
 
 
 async def whole(stream, size=10):
-    """Return what arrives, up to ``size`` bytes or the end."""
+    """Return the received bytes, up to ``size`` or the end."""
     got = b""
     with trio.fail_after(PATIENCE_S):
         while len(got) < size and (more := await stream.receive_some()):
@@ -149,7 +149,7 @@ async def test_a_cut_answer_arrives_in_half_and_the_connection_ends(proxy, echo,
 
 
 async def ended(stream):
-    """Return what arrives until the connection ends, in order or not."""
+    """Return the bytes received until the connection ends, cleanly or not."""
     got = b""
     with trio.fail_after(PATIENCE_S):
         try:

@@ -1,4 +1,4 @@
-"""Instances with front ends on one HBase: whichever of their processes dies or freezes, no reader sees an anomaly."""
+"""Instances with front ends on one HBase: if any of their processes dies or freezes, no reader sees an anomaly."""
 
 from __future__ import annotations
 

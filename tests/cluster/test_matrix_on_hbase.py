@@ -1,4 +1,4 @@
-"""The failure matrix of a topic's producers on HBase: whichever call fails, and how, each message is stored once."""
+"""The failure matrix of a topic's producers on HBase: whatever call fails, each message is stored once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CALLS = range(1, 21)
 SETTINGS = (
     f"storage.hbase.max_cell_bytes={MAX_CELL_BYTES}",
     "deduplication.snapshot_entries=2",
-    # All calls may stall at the same time, and the janitor must make none of the counted calls.
+    # All calls may stall at the same time, and none of the counted calls may be the janitor's.
     "storage.hbase.max_connections=100",
     "retention.interval_s=3600",
 )
@@ -32,7 +32,7 @@ async def run_all(instance: Instance, cases: list[Case], choice: ByTopic) -> Non
 async def test_each_message_is_stored_once_whichever_call_to_hbase_is_lost_late_or_cut(hbase, tmp_path, one_of):
     """Rows 2, 8, 10 and 23 of the matrix: the call is repeated, or the topic fails and is loaded again.
 
-    Each call gets two of the faults, and each fault every third call; in torture, all combinations.
+    Each call gets two of the faults, and each fault hits every third call; in torture, all combinations.
     """
     async with open_cluster(hbase, tmp_path, 1, *SETTINGS, "storage.hbase.timeout_s=1", alone=True) as cluster:
         chosen = [(fault, n) for n in CALLS for at, fault in enumerate(FAULTS) if (n + at) % one_of == 0]
@@ -47,7 +47,7 @@ async def test_each_message_is_stored_once_whichever_call_to_hbase_is_lost_late_
 
 @pytest.mark.parametrize("fault", ["lost request", "lost answer"])
 async def test_each_message_is_stored_once_whichever_call_to_hbase_the_daemon_dies_in(hbase, tmp_path, fault):
-    """Rows 3 to 7 of the matrix, before and after each call: each topic is within one of its calls at the kill."""
+    """Rows 3 to 7 of the matrix, before and after each call: the kill hits each topic in one of its calls."""
     async with open_cluster(hbase, tmp_path, 1, *SETTINGS, "storage.hbase.timeout_s=60", alone=True) as cluster:
         cases = [Case(f"case-{number}", number, Fate(fault)) for number in CALLS]
         for case in cases:

@@ -2,8 +2,8 @@
 
 row of deduplication's matrix        shown on HBase by
 1, 10, 11, 12, 13, 14, 15, 19, 28    this file
-2, 8, 10, 23                         test_matrix_on_hbase: whichever call is lost, late or cut
-3, 4, 5, 6, 7                        test_matrix_on_hbase: whichever call the daemon dies in
+2, 8, 10, 23                         test_matrix_on_hbase: any call lost, late or cut
+3, 4, 5, 6, 7                        test_matrix_on_hbase: the daemon dies in any call
 9, 26                                this file: a gateway that stalls, one that refuses
 20, 21                               this file: an owner that was replaced; tests/hbase/test_hbase_owners.py, and
                                      every interleaving in tests/storage/test_ownership_model.py
@@ -34,7 +34,7 @@ LONG = b'{"timeoutSeconds": 600}'
 
 @pytest.fixture(scope="module")
 def daemon(hbase, tmp_path_factory):
-    """One daemon for all tests whose only fault is its death."""
+    """A daemon shared by all tests whose only fault is its death."""
     directory = tmp_path_factory.mktemp("rows")
     sets = ["storage.min_free_bytes=0", "storage.kind=hbase", f"storage.hbase.thrift=127.0.0.1:{hbase.thrift}"]
     sets += ["storage.hbase.table_prefix=rows_", f"storage.hbase.max_cell_bytes={MAX_CELL_BYTES}"]
@@ -225,7 +225,7 @@ async def test_rows_20_and_21_and_e56_e57_a_late_put_of_a_replaced_owner_has_no_
 
 
 async def _replaced(cluster: Cluster, request: dict[str, Any]) -> None:
-    """Make one commit whose put arrives after its owner was replaced."""
+    """Make one commit, and let its put arrive after the owner was replaced."""
     owner, other = await _owner_first(cluster)
     assert owner.zookeeper is not None
     late = Once(b"checkAndPut", Fate("late request", SESSION_TIMEOUT_S + 4.0))

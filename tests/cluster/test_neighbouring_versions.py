@@ -1,6 +1,6 @@
-"""Two adjacent versions in one cluster, as during an upgrade: one instance of version 0.1, one of this tree.
+"""Two adjacent versions in one cluster, as during an upgrade: one instance of version 0.1, and one of this tree.
 
-Version 0.1 is the tree at that commit, run by this environment's interpreter.
+Version 0.1 is the tree at its last commit, run by this environment's interpreter.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.patience import PATIENCE_S
 
 #: The last commit of version 0.1.
 BEFORE = "1ebd96b"
-#: Nothing is killed here, so no session may end and no call to HBase fail because the machine stalls.
+#: Long, since nothing is killed here: no session may end, and no call to HBase may fail, because the machine stalls.
 SESSION_TIMEOUT_S, HBASE_TIMEOUT_S = 20, 30
 #: Time-out of the transactions, all of which the test decides.
 TIMEOUT_S = 600
-#: Enough that each instance owns several.
+#: Enough topics for each instance to own several.
 TOPICS = [f"orders{number}" for number in range(12)]
 
 
@@ -41,7 +41,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if archive.returncode:
         pytest.skip("NOT TESTED: neighbouring versions, since this clone has no history")
     subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-    installed = folder / "plainsong-0.1.0.dist-info"  # it looks up its own installed version
+    installed = folder / "plainsong-0.1.0.dist-info"  # version 0.1 looks up its installed version
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: plainsong\nVersion: 0.1.0\n")
     return folder
@@ -98,7 +98,7 @@ def owners(daemon: Daemon) -> dict[str, str]:
 
 @contextmanager
 def client_of(daemon: Daemon) -> Iterator[Client]:
-    """A client that uses this instance only, which has to forward requests to the other's topics."""
+    """A client that uses only this instance, which must forward requests for the other's topics."""
     with Client(url_of(daemon), follow_owners=False) as client:
         yield client
 
@@ -138,12 +138,12 @@ def test_a_cluster_is_upgraded_from_0_1_instance_by_instance_and_nothing_is_lost
             for topic in TOPICS:
                 assert payloads(old, topic) == expected[topic]
                 assert payloads(new, topic) == expected[topic]
-            # The new instance deduplicates what the old one acknowledged.
+            # The new instance deduplicates messages that the old one acknowledged.
             with new.producer(TOPICS[0], "loader") as producer:
                 assert producer.publish([b"once 0", b"once 1"], sequence_ids=[0, 1]).duplicate is True
                 producer.publish([b"once 2"], sequence_ids=[2])
             expected[TOPICS[0]].append(b"once 2")
-            # A transaction begun before the upgrade holds readers of both until it is committed.
+            # A transaction that began before the upgrade blocks readers of both until it is committed.
             new.publish(TOPICS[1], b"held", transaction=kept)
             for client in (old, new):
                 page = client.poll(TOPICS[1], isolation="committed")
@@ -154,7 +154,7 @@ def test_a_cluster_is_upgraded_from_0_1_instance_by_instance_and_nothing_is_lost
             expected[TOPICS[1]].append(b"held")
             for client in (old, new):
                 assert payloads(client, TOPICS[1]) == expected[TOPICS[1]]
-            # Streams, and reads of all topics at once, reach both owners through either instance.
+            # Streams, and reads of all topics in one request, reach both owners through either instance.
             for client, word in ((old, "streamed by the old"), (new, "streamed by the new")):
                 for topic in TOPICS:
                     with client.stream(topic) as stream:

@@ -1,4 +1,4 @@
-"""HBase on an HDFS with three data nodes: data nodes and region servers are killed and frozen, without an anomaly."""
+"""HBase on an HDFS with three data nodes: no anomaly while data nodes and region servers are killed and frozen."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from tests.hbase_server import why_not
 from tests.hbase_servers import HBaseServers
 
 SEED = 120
-#: Limit until a region is served again: the master starts and a log is split, on a busy machine.
+#: Time limit until a region is served again: the master starts and a log is split, on a busy machine.
 QUIET_S = 900.0
 FAULTS = (
     *(nemesis.region_server_dies, nemesis.master_dies, nemesis.region_server_dies, nemesis.gateway_dies),
-    # Double faults: HBase may refuse for long, and must recover without help.
+    # Double faults: HBase may refuse requests for a long time, and must recover without help.
     *(nemesis.gateway_dies_twice, nemesis.region_server_and_gateway_die),
 )
 

@@ -22,9 +22,9 @@ from tests.daemon.harness import PLAINSONG, Daemon, clean_environ, eventually, f
 from tests.patience import PATIENCE_S
 from tests.tls_proxy import TlsProxy
 
-#: Enough topics that each instance owns some: by chance, one owns none in 1 of 60 000 runs.
+#: Enough topics for each instance to own some: by chance, an instance owns none in 1 of 60 000 runs.
 TOPICS = [f"t{number}" for number in range(30)]
-#: Longer than a stall of the machine, which would move topics; also the wait of a test that kills an instance.
+#: Longer than the machine stalls, since a stall would move topics; a test that kills an instance waits as long.
 SESSION_TIMEOUT_S = 10
 GRANTS = """format = 1
 [[grant]]
@@ -104,7 +104,7 @@ class Secured:
     def ask(
         self, daemon: Daemon, method: str, path: str, body: Any = None, name: str = "operator"
     ) -> tuple[int, Any, str]:
-        """Send a request once; return status, content, and the owner's address if it was forwarded."""
+        """Send a request once; return the status, the content, and the owner's address if the request was forwarded."""
         connection = http.client.HTTPSConnection(*daemon.address, timeout=PATIENCE_S, context=self.authority.trusting())
         headers = {"Authorization": f"Bearer {self.tokens[name]}", "Content-Type": "application/json"}
         try:
@@ -126,7 +126,7 @@ def topic(name: str, rest: str = "") -> str:
 
 
 def answered(secured: Secured, *asked: Any) -> tuple[int, Any, str]:
-    """Like ``Secured.ask``, repeated while the answer is 503: on a busy machine an instance may be late or locate an owner."""
+    """Like ``Secured.ask``, repeated while the answer is 503, which a late instance or a missing owner may cause."""
     return eventually("it is answered", lambda: (found := secured.ask(*asked))[0] != 503 and found)
 
 
@@ -194,7 +194,8 @@ def test_no_instance_talks_in_plain_or_links_without_the_secret(secured):
             socket.create_connection(each.address, timeout=PATIENCE_S) as raw,
             secured.authority.trusting().wrap_socket(raw, server_hostname="127.0.0.1") as link,
         ):
-            # Both send the preface; the acceptor then sends its nonce and name, and a wrong proof ends the connection.
+            # Both sides send the preface; the acceptor then sends its nonce and name, and a wrong proof ends the
+            # connection.
             link.sendall(PREFACE)
             said = b""
             while len(said) < len(PREFACE) + 33:
@@ -209,7 +210,7 @@ def test_no_instance_talks_in_plain_or_links_without_the_secret(secured):
 def test_an_instance_with_another_secret_takes_no_topic_out_of_service(secured):
     stranger = secured.start("d", secured.secret_file("other"))
     stranger.wait_for_line("another cluster.secret_file, nothing is owned")
-    with ThreadPoolExecutor(len(TOPICS)) as threads:  # each is answered once it has looked for an owner for two seconds
+    with ThreadPoolExecutor(len(TOPICS)) as threads:  # each is answered after a search of two seconds for an owner
         forged = [
             threads.submit(secured.ask, stranger, "POST", topic(name, "/publish"), {"messages": ["forged"]})
             for name in TOPICS

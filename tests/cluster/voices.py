@@ -15,12 +15,12 @@ from tests.cluster.harness import Cluster, Instance
 from tests.cluster.history.records import History
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk
 
-#: Longer than a call to HBase may take with all its attempts.
+#: Longer than a call to HBase takes with all its attempts.
 PATIENCE_S = 12.0
-#: The time limit for recovery after the last fault has ended.
+#: Time limit for the recovery after the last fault.
 QUIET_S = 90.0
-#: Clients keep their pace for ``BRISK_S`` of a fault and then pause ``SLOWER`` times as long: most of a run waits for
-#: sessions to end, when nothing new can be observed.
+#: Clients keep their pace for the first ``BRISK_S`` of a fault and then pause ``SLOWER`` times as long: most of a run
+#: is spent waiting for sessions to end, during which nothing new can be observed.
 BRISK_S = 1.0
 SLOWER = 4
 #: Error codes that a fault may legitimately cause.
@@ -37,7 +37,7 @@ EXPECTED = {
 
 
 class NotSent(Exception):
-    """The connection failed: nothing happened."""
+    """The connection failed, so nothing happened."""
 
 
 class Doubt(Exception):
@@ -45,7 +45,7 @@ class Doubt(Exception):
 
 
 class Refused(Exception):
-    """The instance reported that it did not happen."""
+    """The instance reported that the request did not happen."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.code)
@@ -53,7 +53,7 @@ class Refused(Exception):
 
 
 class Stage:
-    """State that all clients share: the cluster, the topics, and the history."""
+    """The state that all clients share: the cluster, the topics, and the history."""
 
     #: Possible numbers of messages per request, page limits, and transaction time-outs.
     sizes: tuple[int, ...] = (1, 1, 1, 3, 40)
@@ -68,7 +68,7 @@ class Stage:
         self.quiet_s = quiet_s
         self.cluster, self.topics, self.rng, self.plain = cluster, topics, Random(seed), plain
         self.isolations = (False,) if plain else (True, False)
-        """True for committed readers, False for uncommitted ones."""
+        """Kinds of readers: True for committed, False for uncommitted."""
         self.history = History()
         self.over = False
         self.surprises: list[str] = []
@@ -77,7 +77,7 @@ class Stage:
         self.last: deque[str] = deque(maxlen=12)
         """The latest error responses."""
         self.brisk_until_s = math.inf
-        """From this time on, while a fault lasts, clients pause longer."""
+        """The time from which clients pause longer, while a fault lasts."""
         self.acknowledged_s = 0.0
         self.news = trio.Event()
 
@@ -86,7 +86,7 @@ class Stage:
         return Voice(self, seed)
 
     async def rest(self, pause_s: float) -> None:
-        """Pause between two requests of a client; longer while nothing new can be observed or nothing succeeds."""
+        """Pause between two of a client's requests; longer while nothing new can be observed or nothing succeeds."""
         now_s = trio.current_time()
         slow = now_s > min(self.brisk_until_s, self.acknowledged_s + BRISK_S)
         await trio.sleep(pause_s * SLOWER if slow else pause_s)
@@ -131,7 +131,7 @@ class Voice:
             self._drop(name)
 
     def somebody(self) -> Instance:
-        """Return a random instance; those that are down are chosen less often, as by a real client."""
+        """Return a random instance; as with a real client, instances that are down are chosen less often."""
         instances = self.stage.cluster.instances
         return self.rng.choice([each for each in instances if each.state == "up"] * 4 + instances)
 
@@ -147,7 +147,7 @@ class Voice:
         """Return the answer if its status is 200. Raises NotSent, Doubt, Refused."""
         instance = at or self.somebody()
         try:
-            # Like ``trio.fail_after``, at half the cost, which simulated clients notice.
+            # Like ``trio.fail_after`` at half the cost, which matters with simulated clients.
             with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S) as limit:
                 answer = await (await self._talk(instance)).ask(method, path, body, headers)
             if limit.cancelled_caught:

@@ -18,7 +18,7 @@ RECEIPT = {**JSON_HEADERS, "Prefer": "return=representation"}
 
 
 async def publish(voice: Voice, write: Write, pointer: int | None = None, **more: Any) -> None:
-    """Send it once, and record the outcome. Raises NotSent, Doubt, Refused."""
+    """Send the write once, and record its outcome. Raises NotSent, Doubt, Refused."""
     request = PublishRequest(write.payloads, pointer, **more)
     write.sent()
     try:
@@ -88,7 +88,7 @@ class Producer:
         self.voice.stage.history.openings.append(opening)
 
     async def send(self, payloads: tuple[bytes, ...], pause_s: float) -> None:
-        """Send until acknowledged. After an error, the session may be opened again; the same request is sent again."""
+        """Send until acknowledged. After an error, possibly reopen the session; the same request is sent again."""
         sequences = tuple(range(self.next_sequence, self.next_sequence + len(payloads)))
         self.next_sequence += len(payloads)
         write = Write(
@@ -103,7 +103,7 @@ class Producer:
                 await self.voice.stage.rest(pause_s)
                 if self.voice.rng.random() < 0.5 or "fenced" in str(error):
                     await self.reopen(pause_s)
-                    write.epoch = None  # the attempts had different epochs, and which one took effect is unknown
+                    write.epoch = None  # the attempts had different epochs, and either may have taken effect
 
     async def reopen(self, pause_s: float) -> None:
         """Retry until a session is open."""
@@ -117,7 +117,7 @@ class Producer:
 
 
 async def producing_writer(stage: Stage, name: str, seed: int, pause_s: float) -> None:
-    """Run a producer until the run is over; finish a request in progress."""
+    """Run a producer until the run is over, and finish its request in progress."""
     async with stage.voice(seed) as voice:
         producer = Producer(voice, name, voice.rng.choice(stage.topics))
         await producer.reopen(pause_s)
@@ -165,7 +165,7 @@ async def _transaction(voice: Voice, name: str) -> None:
 
 
 async def decide_at_last(voice: Voice, transaction: Transaction, verb: str, tries: int = 3) -> None:
-    """Try a few times, at any instance."""
+    """Try to decide a few times, at any instance."""
     for _ in range(tries):
         try:
             await decide(voice, transaction, verb)
@@ -184,7 +184,7 @@ async def decide(voice: Voice, transaction: Transaction, verb: str) -> None:
     except Refused as refused:
         if refused.code != "transaction_not_in_progress":
             raise
-        # An abort is refused as soon as the commit has started, although the commit may still be given up.
+        # An abort is refused as soon as the commit has started, although the commit may still be abandoned.
         state = "undone" if verb == "commit" else (await voice.tell("GET", f"{TX}/{transaction.id}"))["state"]
         if state not in ("committed", "aborted", "invalid", "undone"):
             raise

@@ -32,13 +32,13 @@ MANY_TOPICS = 10_000
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     data = tmp_path_factory.mktemp("console") / "data"
     trio.run(make_many, data)
-    # At a reserved address, because pages look for it there after it is killed and started again.
+    # At a reserved address, where pages look for the daemon after it was killed and restarted.
     with Daemon(data, bind=free_address()) as running:
         yield running
 
 
 async def make_many(data: Path) -> None:
-    """Write ten thousand topics into a new store, as a daemon does; through HTTP they would take a minute."""
+    """Write ten thousand topics to a new store, as a daemon does; over HTTP that would take a minute."""
     made_ms = int(time.time() * 1000)
     rows = []
     for number in range(MANY_TOPICS):
@@ -61,7 +61,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 @pytest.fixture
 def screen(browser: Chrome, daemon: Daemon) -> Iterator[Screen]:
-    """The window, empty; the test fails if the browser reports an error."""
+    """The empty window; the test fails if the browser reports an error."""
     screen = Screen(browser, "http://{}:{}".format(*daemon.address))
     yield screen
     complaints = screen.complaints()

@@ -1,6 +1,6 @@
-"""Takes the pictures of the documents: ``python -m tests.console.pictures [FOLDER]``, by default docs/pictures.
+"""Takes the screenshots of the documents: ``python -m tests.console.pictures [FOLDER]``, by default docs/pictures.
 
-A daemon under test gets an hour of a small shop's messages, by a clock that is moved; a browser shows its console.
+A daemon receives an hour of a small shop's messages, on a clock that is moved; a browser shows its console.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from plainsong.testing import Broker, broker
 from tests.console.screen import Screen, start_browser
 
 ROOT = Path(__file__).parents[2]
-#: Moves the browser's clock to the daemon's, and times in answers from the machine's.
+#: Shifts the browser's clock to the daemon's, and shifts times in answers that come from the machine's clock.
 CLOCK = """const [real, read, ahead] = [Date.now.bind(Date), Date.parse, %d];
 Date.now = () => real() + ahead; Date.parse = text => read(text) + ahead;"""
-#: The daemon counts the last hour by a clock that cannot be moved: this history is what was published each minute.
+#: The daemon counts the last hour on a clock that cannot be moved, so the page gets this count of messages per minute.
 HISTORY = """const published = %s, fetched = window.fetch;
 window.fetch = async (path, more) => {
   const topic = /topics\\/([^/]+)\\/history$/.exec(path)?.[1];
@@ -37,7 +37,7 @@ def order(chance: random.Random, number: int) -> bytes:
 
 
 def an_hour(daemon: Broker, client: Client) -> dict[str, list[int]]:
-    """Publish what a shop does in an hour, with two programs that have not ended their transactions.
+    """Publish a shop's messages of an hour, with two programs that have not ended their transactions.
 
     Returns:
       The number of messages in each minute, by topic.

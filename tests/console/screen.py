@@ -1,4 +1,4 @@
-"""A real Chromium showing the console of a real daemon; it waits for states, never for times."""
+"""A real Chromium showing the console of a real daemon; waits are for states, never for fixed times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 AXE = Path(__file__).parent / "vendor/axe.min.js"
-#: A page is loaded without requests to other hosts.
+#: With these options the browser sends no requests to other hosts.
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage"),
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -34,7 +34,7 @@ OPTIONS = (
 )
 
 
-#: True if an element stays in place for two frames: a click goes to the place it had.
+#: True if an element stays in place for two frames, since a click goes to the place that the element had.
 STANDS = """
 const element = arguments[0];
 element.scrollIntoView({block: "nearest"});
@@ -46,7 +46,7 @@ return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() 
 """
 
 
-#: Delays one answer that the daemon has given: that of the next call whose path contains ``window.late``.
+#: Holds back the daemon's answer to the next call whose path contains ``window.late``.
 LATE = """const prompt = window.fetch;
 window.late = window.arrive = null;
 window.fetch = async (path, more) => {
@@ -58,12 +58,12 @@ window.fetch = async (path, more) => {
   await new Promise(done => { window.arrive = done; });
   return new Response(body, answer);
 };"""
-#: Delivers it, and gives the page a moment in which it could make its mistake.
+#: Delivers the held answer, and gives the page a moment in which it could make its mistake.
 ARRIVES = """window.arrive();
 window.arrive = null;
 return new Promise(done => setTimeout(done, 200));"""
 
-#: Records in ``window.noted`` every text of an element, from now on.
+#: From now on, records every text of an element in ``window.noted``.
 NOTES = """const [selector] = arguments;
 window.noted = [];
 const note = () => {
@@ -110,7 +110,7 @@ class Screen:
 
     @property
     def path(self) -> str:
-        """The path according to the page itself; the browser around it is updated some time later."""
+        """The path as the page itself reports it; the browser's own state follows later."""
         return str(self.run("return location.href")).removeprefix(self.url)
 
     def theme(self, name: str) -> None:
@@ -119,12 +119,12 @@ class Screen:
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def size(self, width: int, height: int = 900) -> None:
-        """Set the page's size, whatever the window's minimum is."""
+        """Set the page's size, even below the window's minimum."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def as_it_was(self) -> None:
-        """Reset the window: no page, no token, no theme, no size."""
+        """Reset the window: no page, token, theme or size."""
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
         self.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         with suppress(Exception):
@@ -134,7 +134,7 @@ class Screen:
 
     @contextmanager
     def scripted(self, script: str) -> Iterator[None]:
-        """Run this script before anything else in every page loaded in the block."""
+        """Within the block, run this script before anything else in every page."""
         added = self.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
         try:
             yield
@@ -143,9 +143,10 @@ class Screen:
 
     @contextmanager
     def late(self, part: str, asked: Callable[[], object]) -> Iterator[None]:
-        """Delay, inside the block, the answer to the call that ``asked`` causes at a path with this part.
+        """Within the block, hold back the answer to the call that ``asked`` causes to a path with this part.
 
-        The daemon has answered before the block begins; the page gets the answer at its end. The page must run LATE.
+        The daemon has answered before the block begins, and the page gets the answer at its end. The page must run
+        LATE.
         """
         self.run("window.late = arguments[0]", part)
         asked()
@@ -156,7 +157,7 @@ class Screen:
     # --- observation ---------------------------------------------------------------------------
 
     def until(self, what: str, holds: Callable[[], T]) -> T:
-        """Return the first true value; elements that are redrawn while it looks are looked up again."""
+        """Return the first true value of ``holds``; elements that are redrawn during a look are looked up again."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             value = None
@@ -169,7 +170,7 @@ class Screen:
             time.sleep(0.03)
 
     def all(self, testid: str, **data: str) -> list[WebElement]:
-        """Return the elements that exist now; ``data`` are values of data attributes."""
+        """Return the elements that exist now; ``data``: values of data attributes."""
         more = "".join(f'[data-{name}="{value}"]' for name, value in data.items())
         return self.browser.find_elements(By.CSS_SELECTOR, f'[data-testid="{testid}"]{more}')
 
@@ -181,7 +182,7 @@ class Screen:
         self.until(f"{testid} {data or ''} is gone", lambda: not self.all(testid, **data))
 
     def says(self, testid: str, *words: str, **data: str) -> str:
-        """Return the text of the first such element that has all of these words, waiting for it if necessary."""
+        """Return the text of the first such element that contains all of these words, waiting for it if necessary."""
 
         def text() -> str | None:
             found = [each.text for each in self.all(testid, **data)]
@@ -190,7 +191,7 @@ class Screen:
         return self.until(f"{testid} says {words}", text)  # type: ignore[return-value]
 
     def note(self, selector: str) -> None:
-        """Record from now on every text of the first such element, however short it is shown."""
+        """From now on, record every text of the first such element, however briefly it is shown."""
         self.run(NOTES, selector)
 
     def noted(self) -> list[str]:
@@ -204,7 +205,7 @@ class Screen:
         return self.browser.execute_script(script, *arguments)
 
     def worked_s(self) -> float:
-        """Return the processor time of the page, which does not depend on the machine's load."""
+        """Return the page's processor time, which does not depend on the machine's load."""
         self.browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
         metrics = self.browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
         return next(float(each["value"]) for each in metrics if each["name"] == "TaskDuration")
@@ -277,7 +278,7 @@ class Screen:
         ]
 
     def accessibility(self) -> list[str]:
-        """Return what axe-core finds serious or critical on the page."""
+        """Return the page's problems that axe-core rates serious or critical."""
         self.run(AXE.read_text(encoding="utf-8"))
         found = self.browser.execute_async_script(
             """

@@ -1,4 +1,4 @@
-"""A stream of publishes from a page, over TLS, in a real browser, which uses HTTP/2 wherever it is offered."""
+"""A stream of publishes from a page, over TLS, in a real browser, which uses HTTP/2 wherever a server offers it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from selenium.webdriver import Chrome
 from tests.certificates import Authority
 from tests.daemon.harness import Daemon
 
-#: Publishes one message by a stream, and returns the answer, or the stream's close code.
+#: Publishes one message on a stream, and returns the answer, or the stream's close code.
 PUBLISH = """
 const done = arguments[arguments.length - 1];
 const socket = new WebSocket(location.origin.replace("https", "wss") + "/v1/namespaces/ns/topics/t/stream");
@@ -34,7 +34,7 @@ def secured(tmp_path: Path) -> Iterator[Daemon]:
 
 @pytest.fixture
 def unconcerned(browser: Chrome) -> Iterator[Chrome]:
-    """The browser, set to accept any certificate."""
+    """The browser, which accepts any certificate."""
     browser.execute_cdp_cmd("Security.setIgnoreCertificateErrors", {"ignore": True})
     yield browser
     browser.execute_cdp_cmd("Security.setIgnoreCertificateErrors", {"ignore": False})

@@ -13,7 +13,7 @@ from tests.console.screen import Screen
 
 @pytest.fixture
 def pages(client: Client, ns: str) -> Iterator[dict[str, str]]:
-    """Every page with some content, and the element that shows that it is loaded."""
+    """Every page with some content, and the element that appears when it has loaded."""
     client.create_topic("orders", ttl_s=3600)
     client.publish("orders", [b'{"n": 1}', b"\xff\xfe", b"text"], attributes={"traceparent": "00-1"})
     client.admin.set_reader("orders", "billing", client.position_of_last("orders", 1))

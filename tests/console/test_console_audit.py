@@ -1,4 +1,4 @@
-"""The audit's page, when few of many records match."""
+"""The audit's page when few of many records match."""
 
 from __future__ import annotations
 

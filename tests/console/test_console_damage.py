@@ -1,4 +1,4 @@
-"""Unreadable rows: found by the scrub, shown among messages, and set aside so that readers pass."""
+"""Unreadable rows: found by the scrub, shown among messages, and set aside so that readers can continue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def damage(data: Path, *message_ids: bytes) -> None:
 def damaged(
     browser: Chrome, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Screen, Client, list[str]]]:
-    """A daemon with four messages, the second of which is unreadable, or as many from there on as the test sets."""
+    """A daemon with four messages; the second is unreadable, or as many from there on as the test requests."""
     count = getattr(request, "param", 1)
     data = tmp_path / "data"
     with Daemon(data) as daemon, Client("http://{}:{}".format(*daemon.address), namespace="shop") as client:
@@ -52,7 +52,7 @@ def damaged(
 
 
 def set_aside(screen: Screen, first: str, last: str) -> None:
-    """Set rows aside without this page."""
+    """Set rows aside without using this page."""
     host, _, port = urlsplit(screen.url).netloc.partition(":")
     body = json.dumps({"from": first, "to": last}).encode()
     path = "/v1/namespaces/shop/topics/orders/set-aside"
@@ -84,8 +84,8 @@ def test_a_damaged_message_is_set_aside_where_it_is_shown_and_readers_continue(
     screen.says("toast", "1 row of shop:orders set aside in set-aside/")
     screen.says("message-row", "readers skip them", state="set-aside", id=ids[1])
     assert payloads(client) == [b"a", b"c", b"d"]
-    # It stays in place when the page is updated.
-    screen.says("stat-messages", "3")  # before it was set aside there were 4
+    # The row stays in place when the page is updated.
+    screen.says("stat-messages", "3")  # there were 4 before one was set aside
     client.publish("orders", [b"e"])
     screen.says("stat-messages", "4")
     assert screen.one("message-row", state="set-aside", id=ids[1])
@@ -98,7 +98,7 @@ def test_a_page_with_a_damaged_message_follows_when_it_is_set_aside_elsewhere(
     screen.open("/console/topics/shop/orders", "message-row")
     screen.says("message-row", "Set aside", state="damaged", id=ids[1])
     set_aside(screen, ids[1], ids[1])
-    # A publish makes the page load again.
+    # A publish makes the page reload.
     client.publish("orders", [b"e"])
     row = screen.says("message-row", "1 row", "readers skip them", state="set-aside", id=ids[1])
     assert "cannot be" not in row

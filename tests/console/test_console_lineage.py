@@ -1,4 +1,4 @@
-"""Lineage: published flows are drawn, and without any the page explains how to publish some."""
+"""Lineage: the page draws published flows, and without any explains how to publish some."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOWS = [
 
 @pytest.fixture
 def flows(screen: Screen) -> Iterator[None]:
-    """Flows published twice, as by two runs of the job, with unrelated ones between them."""
+    """Flows that are published twice, as by two runs of a job, with unrelated ones in between."""
     more = [(f"a{number}", f"b{number}") for number in range(5)]
     with Client(screen.url, namespace="system") as client:
         client.create_topic("lineage")
@@ -47,10 +47,10 @@ def test_flows_are_drawn_once_and_a_dataset_shows_what_belongs_to_it(screen: Scr
     screen.until("what belongs to it", lambda: len(screen.all("lineage-node")) == 5)
     assert {each.text for each in screen.all("lineage-node")} == {name for flow in FLOWS for name in flow}
     assert screen.path == "/console/lineage?dataset=sessions"
-    # Sources stand to the left of their targets.
+    # Sources are to the left of their targets.
     left = {each.text: each.location["x"] for each in screen.all("lineage-node")}
     assert all(left[source] < left[target] for source, target in FLOWS)
     assert screen.accessibility() == []
-    # An address may name a dataset without flows.
+    # A URL may name a dataset without flows.
     screen.open("/console/lineage?dataset=nobody")
     screen.until("nothing is near it", lambda: "0 flows near nobody" in screen.text())

@@ -1,4 +1,4 @@
-"""Live updates: the daemon goes away and returns, the tab is hidden, and the page does not jump."""
+"""Live updates: the daemon becomes unavailable and returns, the tab is hidden, and the page does not jump."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.daemon.harness import Daemon
 SEEN = """Object.defineProperty(document, 'visibilityState', {value: '%s', configurable: true});
 document.dispatchEvent(new Event('visibilitychange'));"""
 HIDE, SHOW = SEEN % "hidden", SEEN % "visible"
-#: Counts the page's calls, and those not yet answered, however long the daemon takes.
+#: Counts the page's calls, and the unanswered ones, however long the daemon takes.
 COUNTED = """const real = window.fetch;
 window.asked = window.underWay = 0;
 window.fetch = async (path, more) => {
@@ -24,7 +24,7 @@ window.fetch = async (path, more) => {
     window.underWay -= 1;
   }
 };"""
-#: True if no call is under way, and none followed within a second.
+#: True if no call is in progress and none followed within a second.
 ENDED = """const before = window.asked;
 return new Promise(done => setTimeout(() => done(window.underWay === 0 && window.asked === before), 1000));"""
 
@@ -61,7 +61,7 @@ def test_a_hidden_page_sends_no_requests(screen: Screen, client: Client, ns: str
     screen.browser.switch_to.new_window("tab")
     try:
         screen.browser.switch_to.window(page)
-        # Another tab is in front, but the page must see that it is hidden.
+        # Another tab is in front, but the script must also tell the page that it is hidden.
         screen.run(HIDE)
         screen.until(
             "paused",
@@ -87,7 +87,7 @@ def test_a_hidden_page_sends_no_requests(screen: Screen, client: Client, ns: str
 def test_slow_counts_of_readers_are_not_requested_while_the_page_is_hidden(screen: Screen, client: Client, ns: str):
     client.create_topic("t")
     client.publish("t", [b"a"])
-    # The page pauses ten times as long as a count took: the next one is due while the page is hidden.
+    # The page pauses ten times as long as a count took, so the next count is due while the page is hidden.
     script = """const counted = window.fetch;
     window.counts = 0;
     window.fetch = async (path, more) => {
@@ -160,7 +160,7 @@ def test_messages_that_failed_to_load_twice_appear_later_although_nothing_happen
 
 def test_the_clock_of_the_daemon_is_used_unless_its_answer_took_long(screen: Screen):
     screen.open("/console/cluster", "instance-row")
-    # The daemon dates its answer this many seconds after the question, and it arrives this many seconds after it.
+    # The seconds from the request to the time in the daemon's answer, and to the answer's arrival.
     ahead = """const [dated, comes] = arguments;
     return import("/console/api.js").then(async ({ask, now}) => {
       const [realNow, realFetch] = [Date.now, window.fetch];
@@ -193,7 +193,7 @@ def test_at_most_one_message_at_a_time_is_read_aloud(screen: Screen, client: Cli
     assert screen.browser.find_element("css selector", "[aria-live]").get_attribute("aria-live") == "polite"
 
 
-#: Calls with ``window.hangs`` in their path are never answered, and long timers expire when ``OVER`` runs.
+#: Calls with ``window.hangs`` in their path get no answer, and long timers expire when ``OVER`` runs.
 HANGS = """const [later, never, asked] = [window.setTimeout, window.clearTimeout, window.fetch];
 const long = new Map();
 let last = 0;

@@ -1,4 +1,4 @@
-"""A daemon with authentication: a token is pasted and stays in the tab; forbidden actions are disabled, with reason."""
+"""A daemon with authentication: pasted tokens stay in the tab; forbidden actions are disabled and say why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The overview: what needs attention, and all topics, sorted, filtered and paged by the daemon."""
+"""The overview: findings that need attention, and all topics, which the daemon sorts, filters and pages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_topic_that_has_just_gone_quiet_shows_its_last_hour_after_a_reload(scr
     for each in ("moved", "still"):
         client.create_topic(each)
     client.publish("moved", [b"x"] * 7)
-    # A minute later the list has new counts of it; its last hour is unchanged.
+    # A minute later the list has new counts for the topic; its last hour is unchanged.
     script = """const real = window.fetch;
     window.fetch = async (path, more) => {
       if (path.startsWith("/v1/events")) return new Response("{}", {status: 404});
@@ -103,7 +103,7 @@ def test_figures_of_the_stream_are_not_replaced_by_an_older_answer(screen: Scree
 
 def test_the_figures_of_topics_scrolled_into_view_follow_publishes(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
-    # The page showed no topic when its stream of events began, and for a while after that.
+    # The page showed no topic when its event stream began, and for a while afterwards.
     screen.open(f"/console?q={ns}:&deleted=1", "deleted-empty")
     screen.says("connection", "live")
     screen.click("topics-deleted")
@@ -236,7 +236,7 @@ def test_ten_thousand_topics_are_as_quick_as_three_and_never_more_than_a_page_of
     print(f"sorted: {worked_s:.2f} s of the page's work in {took_s:.2f} s")
     assert 0 < worked_s < 2.0
     assert took_s < 30  # includes the daemon's share, and the load of the machine
-    # The browser received one page only.
+    # The browser received only one page.
     sizes = screen.run(
         "return performance.getEntriesByType('resource').filter(e => e.name.includes('/v1/topics?')).map(e => e.decodedBodySize)"
     )
@@ -251,7 +251,7 @@ def test_the_previous_page_of_a_shared_address_is_the_first(screen: Screen):
     assert "after" not in screen.path
 
 
-# --- what needs attention, on a daemon whose clock is moved -----------------------------------------
+# --- findings, on a daemon whose clock is moved -----------------------------------------------------
 
 
 @pytest.fixture
@@ -292,7 +292,8 @@ def test_damaged_places_are_listed_with_the_scrub_and_on_the_page_of_their_topic
     with daemon.client(namespace="shop") as client:
         client.create_topic("orders")
         client.publish("orders", [b"fine"])
-    # The answer of a scrub with findings: the daemon's disk is memory, which cannot be damaged.
+    # Replace the answer of a scrub with one that has findings, since the daemon's disk is memory, which cannot be
+    # damaged.
     place = {"namespace": "shop", "topic": "orders", "generation": 1, "table": "messages", "from": "0" * 40}
     found = [{**place, "to": "f" * 40, "rows": 2, "why": "a checksum is wrong", "file": "000007.ldb"}]
     text = "2 rows of the messages table cannot be read: a checksum is wrong"

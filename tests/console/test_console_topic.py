@@ -1,4 +1,4 @@
-"""A topic's page: figures, the transaction that holds readers, readers, properties, deletion."""
+"""A topic's page: figures, the transaction that blocks readers, readers, properties, deletion."""
 
 from __future__ import annotations
 

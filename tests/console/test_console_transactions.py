@@ -1,4 +1,4 @@
-"""The page of transactions: the open ones, what they hide and hold, and ending them after a confirmation."""
+"""The page of transactions: open ones, what they hide and block, and how to end them after a confirmation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.console.screen import LATE, Screen
 
 
 def held(client: Client, name: str, *topics: str, hidden: int = 0):
-    """An open transaction with this client id, with two messages in each topic, and others after them."""
+    """Begin a transaction with this client id and two messages in each topic, followed by plain messages."""
     transaction = client.transactions.begin(client_id=name, timeout_s=300)
     for topic in topics:
         client.publish(topic, [b"in it"] * 2, transaction=transaction)
@@ -17,7 +17,7 @@ def held(client: Client, name: str, *topics: str, hidden: int = 0):
 
 
 def click_in_row(screen: Screen, button: str, transaction) -> None:
-    """Click a button of this transaction: others may be listed before it."""
+    """Click a button in this transaction's row; others may be listed before it."""
     screen.click_in("css selector", f"[data-testid={button}]", "tx-row", id=str(transaction.id))
 
 
@@ -88,7 +88,7 @@ def test_a_transaction_shown_as_ended_stays_so_when_an_older_answer_arrives_late
     assert screen.one("tx-row", id=str(transaction.id)).get_attribute("data-state") == "committed"
 
 
-#: Refuses the list of committed transactions.
+#: Makes requests for the list of committed transactions fail.
 REFUSES = """const allowed = window.fetch;
 window.fetch = (path, more) => path.includes("state=committed")
   ? Promise.resolve(new Response('{"detail": "not now"}', {status: 503})) : allowed(path, more);"""
@@ -190,7 +190,7 @@ def test_an_invalid_transaction_is_removed_from_the_list_after_a_preview(screen:
     assert "1 transaction " not in said
     screen.click("confirm")
     screen.says("toast", "removed from the list")
-    # Only transactions that have left the list will be forgotten.
+    # The service will forget only transactions that have left the list.
     assert all(client.transactions.get(each.id).kept_until_ms is not None for each in (first, second))
 
 
@@ -205,7 +205,7 @@ def test_a_transaction_decided_since_is_reported_as_decided(screen: Screen, clie
     screen.says("error", "commit")
 
 
-#: Refuses the preview of an abort.
+#: Makes the preview of an abort fail.
 NO_PREVIEW = """const open = window.fetch;
 window.fetch = (path, more) => path.includes("/abort")
   ? Promise.resolve(new Response('{"detail": "not now"}', {status: 409})) : open(path, more);"""
@@ -238,7 +238,7 @@ def test_a_single_instance_cannot_be_drained_and_says_why(screen: Screen):
     screen.says("stat-ready", "yes")
 
 
-#: Makes the daemon look like one of two instances; ``window.changed`` records the changes.
+#: Makes the daemon look like one of two instances; ``window.changed`` collects requests for changes.
 TWO = """const real = window.fetch;
 window.changed = [];
 const members = ["a", "b"].map(name => ({name, address: name + ":7420", weight: 100, leaving: false, drained: false,
@@ -280,7 +280,7 @@ def test_instances_are_drained_and_undrained_and_topics_pinned_and_unpinned_afte
         screen.says("confirm-text", "Topics move back to it")
         screen.click("confirm")
         screen.says("instance-row", "serving", instance="b")
-        screen.gone("confirm")  # the dialog stays until the page has loaded, and blocks keys to what is under it
+        screen.gone("confirm")  # the dialog stays until the page has loaded, and takes the keys meant for the page
         screen.type("pin-topic", "shop:orders")
         screen.choose("pin-instance", "b")
         screen.click("pin")

@@ -1,4 +1,4 @@
-"""The viewer: messages of any content are found, opened and copied, and none is consumed."""
+"""The viewer: users find, open and copy messages with any content, and consume none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hundred(client: Client) -> list[str]:
 
 def opened(screen: Screen, message_id: str) -> None:
     screen.click("message-row", id=message_id)
-    inside = f'[data-id="{message_id}"] [data-testid="copy-id"]'  # another may be open until this one is
+    inside = f'[data-id="{message_id}"] [data-testid="copy-id"]'  # another message may be open until this one is
     screen.until("it is open", lambda: screen.browser.find_elements("css selector", inside))
 
 
@@ -139,14 +139,14 @@ def test_states_from_before_a_commit_are_refreshed_when_they_arrive_late(screen:
     with screen.late("payloadBytes=256", lambda: screen.click("from-oldest")):
         client.transactions.commit(held)
         screen.gone("held-banner")
-        # Nothing else on the page waits for it. A new load shows that the one before it has finished.
+        # Nothing else on the page waits for the load. A new load shows that the previous one has finished.
         client.publish("t", [b"later"])
         screen.says("stat-messages", "2")
     screen.until("it is committed", lambda: words(screen)[:1] == ["committed"])
     assert screen.noted() == ["open", "committed"]
 
 
-#: Refuses for a second as many calls with a part in their path as ``refusals`` says.
+#: Refuses, each for a second, ``refusals`` calls whose path contains a given part.
 REFUSED = """const allowed = window.fetch;
 window.refusals = 0;
 window.fetch = async (path, more) => {
@@ -218,14 +218,14 @@ def test_following_a_text_shows_it_however_much_else_arrives_in_between(screen: 
     client.publish("t", [b"a needle"])
     screen.open(f"/console/topics/{ns}/t?follow=1&filter=needle", "message-row")
     screen.says("connection", "live")
-    # More than the daemon searches for one answer.
+    # Publish more than the daemon searches for one answer.
     for _ in range(12):
         client.publish("t", [b"hay"] * 5_000)
     client.publish("t", [b"another needle"])
     screen.until("it is there", lambda: len(screen.rows()) == 2)
 
 
-#: Reduces the page's events to signs of a living connection.
+#: Reduces the page's events to those that keep the connection alive.
 QUIET = """const loud = window.fetch;
 window.fetch = async (path, more) => {
   if (!path.startsWith("/v1/events")) return loud(path, more);
@@ -303,7 +303,7 @@ def test_hostile_payloads_and_attributes_are_text(screen: Screen, client: Client
             screen.until("the payload", lambda: screen.all("message-payload"))
         screen.click("view-text")
         try:
-            text = message.payload.decode().replace("\u202e", "\\u202e")  # escaped, so that it reverses nothing
+            text = message.payload.decode().replace("\u202e", "\\u202e")  # escaped, so that the text is not reversed
         except UnicodeDecodeError:
             continue
         screen.until("its exact text", lambda text=text: screen.payload() == text)
@@ -327,7 +327,7 @@ def test_eight_mebibytes_show_their_first_64_kib_at_once_and_all_of_it_within_tw
     screen.until("the beginning", lambda: len(screen.payload()) == 64 * 1024)
     began_s, before_s = time.monotonic(), screen.worked_s()
     screen.click("message-whole")
-    # Count in the page: transferring all of it would add work.
+    # Count in the page, since transferring the whole text would add work.
     length = "return document.querySelector('pre[data-testid=message-payload]')?.textContent.length"
     screen.until("all of it", lambda: screen.run(length) == len(large))
     screen.run("return document.querySelector('pre').getBoundingClientRect().height")  # forces the layout
@@ -353,7 +353,7 @@ def test_copied_commands_fetch_this_very_message(screen: Screen, client: Client,
     assert subprocess.run([sys.executable, program], capture_output=True, check=True).stdout == b"b'message 117'\n"
     for kind, says in (("curl", "curl command copied"), ("python", "Python program copied"), ("id", "Id copied")):
         screen.click(f"copy-{kind}")
-        screen.says("toast", says)  # until then the clipboard has the one copied before
+        screen.says("toast", says)  # until then the clipboard has the text copied before
     screen.run("document.querySelector('[data-testid=jump]').focus()")
     screen.one("jump").send_keys(Keys.CONTROL, "v")
     screen.until("the id is in the clipboard", lambda: screen.one("jump").get_attribute("value") == hundred[-3])

@@ -18,13 +18,13 @@ SHORT_TTL_S = 2
 
 @dataclass
 class Deployment:
-    """Ids and positions that the service returned."""
+    """The ids and positions that the service returned."""
 
     ids: list[bytes]
     reader: bytes
     open: Transaction
     first: bytes
-    """The id of the first message, which a duplicate is answered with."""
+    """The id of the first message; a duplicate is answered with it."""
 
 
 def fill(client: Client) -> Deployment:
@@ -74,7 +74,7 @@ def is_all_there(client: Client, made: Deployment) -> None:
 
 
 def duplicates_are_reported(client: Client, made: Deployment) -> None:
-    """Check that a repeated message is not stored again, and that the producer continues after its last."""
+    """Check that a repeated message is not stored again, and that the producer continues after its last message."""
     with client.producer("orders", "till") as producer:
         assert producer.last_sequence_id == REQUESTS * EACH - 1
         receipt = producer.publish([b"again"], sequence_ids=[producer.last_sequence_id])
@@ -83,7 +83,7 @@ def duplicates_are_reported(client: Client, made: Deployment) -> None:
 
 
 def new_messages_come_behind(client: Client, made: Deployment) -> None:
-    """Check that ids continue to grow, even if the clock is behind."""
+    """Check that ids still increase, even if the clock is behind."""
     receipt = client.publish("orders", [b"new"])
     assert receipt.first_id is not None
     assert bytes(receipt.first_id) > made.ids[-1]
@@ -91,7 +91,7 @@ def new_messages_come_behind(client: Client, made: Deployment) -> None:
 
 
 def open_transactions_can_be_committed(client: Client, made: Deployment) -> None:
-    """Check that an open transaction can be committed, and that what was undone stays undone."""
+    """Check that an open transaction can be committed, and that rolled-back messages stay rolled back."""
     client.transactions.commit(made.open)
     values = [message.value for message in client.poll("orders", made.ids[-8], isolation="committed")]
     assert {b"undecided", b"behind"} <= set(values)

@@ -1,9 +1,9 @@
-"""The program ``plainsong``, which sends a signal to itself at a chosen moment of its work.
+"""The program ``plainsong``, which sends itself a signal at a chosen moment of its work.
 
-An observer outside the process could be stalled at that moment, and find the work done.
+An observer outside the process might stall at that moment, and then find the work done.
 
 Arguments: the signal's number; ``says``, or the name of one of Python's audit events; a regular expression to search in
-its output, or in an argument of the event; the number of the match that triggers; and those of ``plainsong``.
+its output, or in an argument of the event; the number of the match that triggers; and the arguments of ``plainsong``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plainsong.cli.main import main as plainsong
 
 
 class Heard:
-    """Standard error, with a callback for what is written."""
+    """Standard error, with a callback for its output."""
 
     def __init__(self, stream, tell):
         self._stream, self._tell = stream, tell
@@ -45,7 +45,7 @@ def main(number: str, event: str, pattern: str, times: str, *words: str) -> None
             tell(" ".join(map(str, arguments)))
 
     if event == "says":
-        sys.modules["broker.command.copy"].EVERY_S = 0.0  # report progress each time, whatever the clock says
+        sys.modules["broker.command.copy"].EVERY_S = 0.0  # report progress each time, regardless of the clock
         sys.stderr = Heard(sys.stderr, tell)
     else:
         sys.addaudithook(audit)

@@ -1,9 +1,10 @@
-"""Daemons and other programs, forked from a process that has imported their modules: a start without the import time.
+"""Daemons and other programs, forked from a process that has imported their modules, which saves the import time.
 
-A test run starts hundreds of daemons, and each would import the same six hundred modules, 0.4 s of a core. Here a
+A test run starts hundreds of daemons, each of which would import the same six hundred modules, 0.4 s of a core. Here a
 server process imports them once and forks: the child becomes the daemon, in its own session, with its own arguments,
 environment, directory, output and exit code, and shares nothing with its siblings. Tests of the program's start itself
-run the program. A Python file runs in the same way, as ``__main__``, after the imports that it asks for.
+run the program. A Python file runs in the same way, as ``__main__``, once the server has imported the modules that the
+caller lists.
 
 python -m tests.daemon.forked DESCRIPTOR     serves at one end of a socket pair until the other end is closed
 """
@@ -29,19 +30,19 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parents[2]
-#: Modules that a daemon imports until it serves, and those of the commands that move its data. The framework, which a
-#: daemon loads for the first request other than a publish or poll, takes half as long again.
+#: The modules that a daemon imports before it serves, and those of the commands that move its data. The web framework,
+#: which a daemon loads for the first request other than a publish or poll, would add half as much again.
 IMPORTED = (
     *("broker.command.serve", "broker.main", "storage.leveldb.store", "storage.memory"),
     *("broker.http.quart_app", "broker.http.http2.server", "encodings.idna"),
     *("broker.command.backup", "broker.command.copy", "broker.command.maintain.command", "plainsong._sync.client"),
     *("broker.command.token", "plainsong.cli.main"),
 )
-#: Modules that a daemon with such a setting imports as well; the server imports them for the first such daemon.
+#: Further modules that a daemon with this setting imports; the server imports them for the first such daemon.
 IMPORTED_FOR = {"storage.kind=hbase": "storage.hbase.store", "cluster.zookeeper=": "kazoo.client"}
-#: Limit of a request: arguments and an environment.
+#: Size limit of a request, which has arguments and an environment.
 MOST_BYTES = 1 << 17
-#: Generous, and never reached: importing takes a second.
+#: Generous and never reached: importing takes a second.
 PATIENCE_S = 300.0
 
 
@@ -73,7 +74,7 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout_s: float | None = None) -> tuple[bytes, bytes]:
-        """Wait for its end; return the output of its pipes. Raises subprocess.TimeoutExpired."""
+        """Wait for the process to end; return the output of its pipes. Raises subprocess.TimeoutExpired."""
         said = [b"", b""]
 
         def read(at: int, pipe: IO[bytes]) -> None:
@@ -98,16 +99,16 @@ class Forked:
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 def _pipe(theirs: ExitStack, *, theirs_reads: bool) -> tuple[int, IO[bytes]]:
-    """Return the child's end of a new pipe, which is closed with ``theirs``, and our end."""
+    """Return the child's end of a new pipe, which closes with ``theirs``, and our end."""
     read, write = os.pipe()
     end, ours = (read, os.fdopen(write, "wb", 0)) if theirs_reads else (write, os.fdopen(read, "rb"))
     theirs.callback(os.close, end)
@@ -131,7 +132,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the tests, which end their daemons
+                start_new_session=True,  # Ctrl-C must reach only the tests, which end their daemons
             )
         self._socket = ours
         self._lock = threading.Lock()
@@ -142,7 +143,7 @@ class ForkServer:
         atexit.register(self.close)
 
     def fits(self, environ: Mapping[str, str]) -> bool:
-        """True if a process with this environment would import the same modules: only settings differ."""
+        """True if a process with this environment would import the same modules, because only settings differ."""
         differs = {name for name, _ in environ.items() ^ self.environ.items()}
         return all(name.startswith(("PLAINSONG_", "PYTEST_")) for name in differs)
 
@@ -157,12 +158,12 @@ class ForkServer:
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> Forked:
-        """Start a process with these arguments; the first is the program ``plainsong`` or a Python file.
+        """Start a process with these arguments, the first of which is the program ``plainsong`` or a Python file.
 
         Args:
           imports: modules that the server imports before it forks, for this process and all later ones.
-          stdin: whether its standard input is a pipe; otherwise it is empty.
-          stdout: a descriptor of the caller's, instead of a pipe; ``stderr`` likewise.
+          stdin: True if its standard input is a pipe; otherwise it is empty.
+          stdout: a descriptor of the caller's to use instead of a pipe; ``stderr`` likewise.
         """
         with ExitStack() as theirs:
             silent = theirs.enter_context(open(os.devnull, "rb")).fileno()
@@ -184,8 +185,8 @@ class ForkServer:
         return forked
 
     def close(self) -> None:
-        """End the server; daemons that still run lose their parent."""
-        if os.getpid() != self._pid:  # in a forked copy of the tests, the server is not ours
+        """End the server; daemons that still run become orphans."""
+        if os.getpid() != self._pid:  # in a forked copy of the tests the server belongs to the parent
             return
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -203,7 +204,7 @@ class ForkServer:
                     del self._processes[event["number"]]
                     forked.returncode = event["code"]
                     forked.ended.set()
-        for forked in self._processes.values():  # the server has ended: no more reports
+        for forked in self._processes.values():  # the server has ended, so there are no more reports
             forked.returncode = -signal.SIGKILL
             forked.started.set()
             forked.ended.set()
@@ -220,7 +221,7 @@ def fork_server(environ: Mapping[str, str]) -> ForkServer | None:
     with _starting:
         if not _server:
             if "LD_PRELOAD" in environ:
-                return None  # a preloaded library was initialized in the server, and not for the child's own files
+                return None  # a preloaded library was initialized for the server, not for the child's own files
             _server.append(ForkServer(environ))
     return _server[0] if _server[0].fits(environ) else None
 
@@ -267,7 +268,7 @@ def serve(asks: socket.socket) -> list[str] | None:
 
 
 def become(asked: dict[str, object], asks: socket.socket, descriptors: Sequence[int]) -> list[str]:
-    """Take on the identity of a separate process; renew random values that were drawn during imports."""
+    """Become a separate process: set everything that a process owns, and redraw random values that imports drew."""
     os.setsid()
     asks.send(json.dumps({"number": asked["number"], "pid": os.getpid()}).encode())
     for standard, descriptor in enumerate(descriptors):

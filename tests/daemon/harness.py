@@ -1,4 +1,4 @@
-"""The real daemon as a process: started on a free port, observed, killed, and ended with its test."""
+"""The real daemon as a process: started on a free port, observed, killed, and stopped with its test."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ class Daemon:
     Args:
       sets: settings as ``section.key=value``.
       wrapper: a command that runs the daemon, such as strace with its options.
-      stdout: where the daemon's lines go, instead of to ``lines``; needs a port in ``bind``.
-      forked: whether the process may be forked from one that has imported everything, which saves most of a start. A
-        daemon with its own command, its own output, or an environment that differs in more than settings always has a
-        process of its own.
+      stdout: where the daemon's output goes, instead of to ``lines``; needs a port in ``bind``.
+      forked: True if the process may be forked from one that has imported everything, which saves most of a start. A
+        daemon with a wrapper, a ``stdout``, or an environment that differs in more than settings is never forked.
     """
 
     def __init__(
@@ -76,10 +75,10 @@ class Daemon:
     # --- life cycle ----------------------------------------------------------------------------
 
     def start(self) -> Daemon:
-        """Spawn and wait until connections are accepted.
+        """Start the process, and wait until it accepts connections.
 
         Raises:
-          DaemonEnded: it ended before that; the text is its output.
+          DaemonEnded: it ended earlier; the error's text is its output.
         """
         begun = time.monotonic()
         self.spawn()
@@ -119,8 +118,8 @@ class Daemon:
     def wait_ready(self) -> None:
         """Wait for the line with the daemon's address.
 
-        A start is a few seconds of work, which take longer on a busy machine: the time limit is on a period without
-        work, and on the total work.
+        A start takes a few seconds of processor time, and longer on a busy machine, so the limits are on a period
+        without work, and on the total work.
         """
         with self._news:
             spent_s = 0.0
@@ -148,7 +147,7 @@ class Daemon:
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        """Wait for the end; return the exit code, negative for a signal."""
+        """Wait for the process to end; return the exit code, negative for a signal."""
         assert self._process is not None
         code = self._process.wait(timeout_s)
         for thread in self._threads:
@@ -164,7 +163,7 @@ class Daemon:
         return self.wait()
 
     def end(self) -> None:
-        """Kill whatever of it still runs."""
+        """Kill any of its processes that still run."""
         if self._process is None:
             return
         self._signal_group(signal.SIGKILL)
@@ -195,7 +194,7 @@ class Daemon:
 
     @property
     def serving(self) -> dict[str, Any]:
-        """The fields of its ready line."""
+        """The fields of the daemon's ready line."""
         assert self._serving is not None
         return self._serving
 
@@ -204,11 +203,11 @@ class Daemon:
         return _cpu_s(self.pid)
 
     def start_cpu_s(self) -> float:
-        """Return the processor time including its child processes, the front ends."""
+        """Return the processor time used so far, including the child processes, which are the front ends."""
         return self.cpu_s() + sum(map(_cpu_s, self.children()))
 
     def children(self) -> list[int]:
-        """Return the pids of its child processes, from all threads."""
+        """Return the pids of the child processes of all its threads."""
         found: list[int] = []
         for path in Path(f"/proc/{self.pid}/task").glob("*/children"):
             with suppress(OSError):  # the thread has ended
@@ -216,7 +215,7 @@ class Daemon:
         return sorted(found)
 
     def open_sockets(self) -> int:
-        """Return the number of sockets: connections, and a handful of its own."""
+        """Return the number of sockets: connections, and a few of the daemon's own."""
         found = 0
         for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
             with suppress(OSError):  # closed by now
@@ -224,7 +223,7 @@ class Daemon:
         return found
 
     def wait_for_line(self, part: str) -> str:
-        """Return the first line with ``part`` in it, waiting for it if necessary."""
+        """Return the first line that contains ``part``, waiting for it if necessary."""
         with self._news:
             found = self._news.wait_for(lambda: next((line for line in self.lines if part in line), None), PATIENCE_S)
         assert found is not None, f"no line with {part!r} in {self.lines}"
@@ -259,7 +258,7 @@ class Daemon:
 
     def _signal_group(self, number: int) -> None:
         if self.ended and Path(f"/proc/{self.pid}").exists():
-            return  # another process has its pid by now; its own group is empty
+            return  # the pid belongs to another process by now; the daemon's group is empty
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
@@ -278,12 +277,12 @@ def start_python(
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> subprocess.Popen[bytes] | Forked:
-    """Start ``plainsong``, or a Python file, with these arguments; forked, like daemons, where possible.
+    """Start ``plainsong``, or a Python file, with these arguments; forked if possible, like daemons.
 
     Args:
       imports: modules that are slow to import.
-      stdin: whether its standard input is a pipe; otherwise it is empty.
-      stdout: a descriptor, instead of a pipe; ``stderr`` likewise.
+      stdin: True if its standard input is a pipe; otherwise it is empty.
+      stdout: a descriptor to use instead of a pipe; ``stderr`` likewise.
     """
     line, environ = list(map(str, words)), clean_environ()
     server = fork_server(environ)
@@ -306,14 +305,14 @@ def start_python(
 def run_plainsong(
     *words: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None, timeout_s: float = 5 * PATIENCE_S
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of the program to its end; forked, like daemons, where possible."""
+    """Run a command of the program to its end; forked if possible, like daemons."""
     return run_python(PLAINSONG, *words, cwd=cwd, environ=environ, timeout_s=timeout_s)
 
 
 def run_python(
     *words: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None, timeout_s: float = 5 * PATIENCE_S
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python file, the first word, in the same way."""
+    """Run a Python file, the first argument, in the same way."""
     line, environ = list(map(str, words)), {**clean_environ(), **(environ or {})}
     server = fork_server(environ)
     if server is None:
@@ -341,7 +340,7 @@ def clean_environ() -> dict[str, str]:
 
 
 def eventually(what: str, holds: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """Poll ``holds`` and return its first true value; fail with ``what`` when the patience ends."""
+    """Poll ``holds`` and return its first true value; fail with ``what`` after ``patience_s``."""
     deadline = time.monotonic() + patience_s
     while True:
         value = holds()

@@ -1,8 +1,8 @@
-"""The requests of publishers and the pages of readers, and everything that can be wrong with them: a pure function.
+"""Publishers' requests and readers' pages, and a pure function that finds their anomalies.
 
-The last reading of a topic, made after all work has ended, is its *log*. Every earlier page is compared with it: a page
-must be exactly the part of the log from its start to its last message, except for what expired in between. Payloads
-must be unique, except empty ones.
+A topic's last read, made after all work has ended, is its *log*. Every earlier page is compared with it: a page
+must be exactly the part of the log from its start to its last message, except for messages that expired in between.
+Payloads must be unique, except empty ones.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Literal, NamedTuple
 from plainsong.protocol.ids import FIRST_BOUND, unpack_id
 
 Kind = Literal[
-    "lost",  # acknowledged, and missing
+    "lost",  # acknowledged, but missing
     "doubled",  # an id or a message is there twice
-    "unordered",  # ids do not strictly increase in a reading
-    "backwards",  # a later request got smaller ids
-    "resurrected",  # refused or never sent, and there
-    "split",  # part of a request is there, or was seen alone
-    "appeared behind",  # a page lacks a message of its part of the log
-    "vanished",  # a page has what the log lacks
-    "different orders",  # a message has different ids in two readings
-    "undead",  # returned after its time to live
-    "expired early",  # acknowledged, and missing before its time to live was over
+    "unordered",  # ids do not strictly increase in a read
+    "backwards",  # a later request got lower ids
+    "resurrected",  # refused or never sent, but there
+    "split",  # only part of a request is there, or was seen
+    "appeared behind",  # a message in the page's part of the log is missing from the page
+    "vanished",  # a page has a message that is not in the log
+    "different orders",  # a message has different ids in two reads
+    "undead",  # returned after its TTL
+    "expired early",  # acknowledged, but missing before its TTL was over
 ]
 
 
@@ -38,7 +38,7 @@ class Anomaly(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A publish request and its outcome. Times are seconds of one monotonic clock."""
+    """A publish request and its outcome. Times are in seconds of one monotonic clock."""
 
     payloads: tuple[bytes, ...]
     outcome: Literal["acknowledged", "refused", "unknown"]
@@ -48,12 +48,12 @@ class Sent:
     """From the receipt, if acknowledged."""
     last_id: bytes | None = None
     ttl_ms: int | None = None
-    """Its shortest time to live, whose last millisecond still counts; None if it outlives the history."""
+    """Its shortest TTL, whose last millisecond still counts; None if the messages outlive the history."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One page: ``since`` is its inclusive start, the times are the wall clock before and after its request."""
+    """One page: ``since`` is its inclusive start; the times are of the wall clock, before and after its request."""
 
     reader: str
     messages: tuple[tuple[bytes, bytes], ...]
@@ -61,14 +61,14 @@ class Seen:
     answered_ms: int
     since: bytes = FIRST_BOUND
     cut: bool = False
-    """True if a limit may have ended it within a request."""
+    """True if a limit may have ended the page within a request."""
     through: bytes | None = None
-    """The position to continue from, exclusively, according to the answer; the page has passed everything before it."""
+    """The exclusive position to continue from, according to the answer; the page has passed everything before it."""
 
 
 @dataclass(slots=True)
 class _Log:
-    """The last reading, with an index of its messages."""
+    """The last read, with an index of its messages."""
 
     reading: Seen
     sent: Sequence[Sent]
@@ -77,7 +77,7 @@ class _Log:
     ids: dict[bytes, bytes] = field(default_factory=dict)
     request: dict[bytes, Sent] = field(default_factory=dict)
     mortal: list[tuple[bytes, int]] = field(default_factory=list)
-    """``(id, when it expires)`` of acknowledged messages with a time to live, by id."""
+    """``(id, time of expiry)`` of acknowledged messages with a TTL, by id."""
 
     def __post_init__(self) -> None:
         self.order = [message_id for message_id, _ in self.reading.messages]
@@ -93,19 +93,19 @@ class _Log:
         )
 
     def has_expired(self, message_id: bytes, request: Sent | None) -> bool:
-        """True if the message may be missing from the log because it had expired."""
+        """True if the message may be missing from the log because it expired."""
         if request is None or request.ttl_ms is None:
             return False
         return unpack_id(message_id).publish_ts_ms + request.ttl_ms < self.reading.answered_ms
 
 
 def check(sent: Sequence[Sent], pages: Sequence[Seen], last: Seen) -> list[Anomaly]:
-    """Find everything that is wrong with the history of one topic.
+    """Find all anomalies in one topic's history.
 
     Args:
       sent: every request, in any order.
       pages: every page that any reader got.
-      last: the whole topic, read after all of them.
+      last: the whole topic, read after all of these.
     """
     log = _Log(last, sent)
     found = [*_of_log(log), *_of_requests(log), *_of_time(sent)]
@@ -148,7 +148,7 @@ def _of_acknowledged(log: _Log, request: Sent) -> Iterator[Anomaly]:
 
 
 def _of_time(sent: Sequence[Sent]) -> Iterator[Anomaly]:
-    """A request sent after an acknowledgement gets higher ids than those acknowledged."""
+    """A request that is sent after an acknowledgement gets higher ids than those acknowledged."""
     acknowledged = [request for request in sent if request.outcome == "acknowledged"]
     by_end = sorted(acknowledged, key=lambda request: request.ended_s)
     at, highest = 0, FIRST_BOUND
@@ -180,7 +180,7 @@ def _of_page(log: _Log, page: Seen) -> Iterator[Anomaly]:
 
 
 def _of_stretch(log: _Log, page: Seen) -> Iterator[Anomaly]:
-    """Compare a page with the log from its start to its last message, or to the position it returned."""
+    """Compare a page with the log from its start to its last message, or to the position that it returned."""
     end = max([message_id for message_id, _ in page.messages[-1:]] + [page.through or FIRST_BOUND])
     there = dict(page.messages)
     for message_id in _stretch(log, page.since, end):
@@ -198,7 +198,7 @@ def _of_stretch(log: _Log, page: Seen) -> Iterator[Anomaly]:
 
 
 def _of_parts(log: _Log, page: Seen) -> Iterator[Anomaly]:
-    """A page that no limit ended has whole requests, from its start on."""
+    """A page that no limit ended has complete requests, from its start on."""
     seen = {payload for _, payload in page.messages}
     for _, payload in page.messages[-1:]:
         request = log.request.get(payload)
@@ -209,7 +209,7 @@ def _of_parts(log: _Log, page: Seen) -> Iterator[Anomaly]:
 
 
 def _owner(log: _Log, message_id: bytes, payload: bytes) -> Sent | None:
-    """Return the request of a message; that of an empty one is found by id."""
+    """Return a message's request; the request of an empty message is found by id."""
     if payload:
         return log.request.get(payload)
     holds = (
@@ -219,5 +219,5 @@ def _owner(log: _Log, message_id: bytes, payload: bytes) -> Sent | None:
 
 
 def _stretch(log: _Log, first: bytes, last: bytes) -> list[bytes]:
-    """The ids of the log from ``first`` to ``last``, both included."""
+    """Return the log's ids from ``first`` to ``last``, inclusive."""
     return log.order[bisect_left(log.order, first) : bisect_right(log.order, last)]

@@ -1,7 +1,7 @@
-"""Producers that survive every fault, and a check of what readers saw of their messages.
+"""Producers that survive every fault, and a check of the messages that readers saw from them.
 
 A payload is ``name:id`` or, in an atomic batch, ``name:id:first-last``. After losing its connection, a producer with a
-session opens it again and sends what is missing; one without a session sends the same request again.
+session opens the session again and sends the missing messages; one without a session sends the same request again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.daemon.ring import Place
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, json_body, topic_path
 
 KINDS = ("single", "single", "batch", "atomic")
-#: Errors of a daemon that is shutting down, or after which the producer has to find out the outcome.
+#: Errors of a daemon that is shutting down, or after which the producer must find out the outcome.
 _IN_DOUBT = ("shutting_down", "outcome_unknown", "storage_failed")
 
 
@@ -28,7 +28,7 @@ class HungUp(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """Messages of a producer, sent together until they are known to be stored."""
+    """Messages of a producer, sent together, repeatedly, until they are known to be stored."""
 
     ids: tuple[int, ...]
     payloads: tuple[str, ...]
@@ -37,7 +37,7 @@ class Request:
 
 @dataclass(slots=True)
 class RingProducer:
-    """One producer, and everything it has sent."""
+    """One producer, and everything that it has sent."""
 
     name: str
     topic: str
@@ -50,7 +50,7 @@ class RingProducer:
     sent: list[str] = field(default_factory=list)
     cuts: int = 0
     resent: int = 0
-    """Requests found missing, or sent again to find out."""
+    """Requests that were found missing, or were sent again to find out."""
 
     async def run(self, place: Place) -> None:
         """Send until the ring is over and no outcome is unknown."""
@@ -77,7 +77,7 @@ class RingProducer:
         self.pending = None
 
     async def _cut(self, talk: Talk, method: str, path: str, body: bytes, headers: dict[str, str]) -> None:
-        """Send the whole request or half of it. Raises HungUp, always."""
+        """Send the whole request or half of it, and hang up. Always raises HungUp."""
         if self.rng.random() < 0.5:
             await talk.send(method, path, body, headers)
             if self.rng.random() < 0.5:
@@ -89,7 +89,7 @@ class RingProducer:
         raise HungUp
 
     async def _find_out(self, talk: Talk) -> None:
-        """Find the outcome of the last request, and send what is missing."""
+        """Find out the outcome of the last request, and send the missing messages."""
         last = await self._open(talk) if self.session else -1
         request = self.pending
         if request is None:
@@ -133,7 +133,7 @@ class RingProducer:
 
 
 def _checked(answer: Answer) -> Answer:
-    """Return an answer of 200. Raises ConnectionLost if its outcome is unknown or the daemon is shutting down."""
+    """Return an answer of 200. Raises ConnectionLost if the outcome is unknown or the daemon is shutting down."""
     if answer.status == 503 and answer.code in _IN_DOUBT:
         raise ConnectionLost(answer.code)
     assert answer.status == 200, answer
@@ -141,7 +141,7 @@ def _checked(answer: Answer) -> Answer:
 
 
 def anomalies(producers: Sequence[RingProducer], seen: Sequence[Seen], last: Seen) -> Iterator[str]:
-    """Find everything that is wrong with the final log, and with every page that was read before."""
+    """Find all errors in the final log, and in every page that was read before."""
     log = [(message_id, payload.decode()) for message_id, payload in last.messages]
     of = defaultdict(list)
     for _, payload in log:
@@ -169,7 +169,7 @@ def anomalies(producers: Sequence[RingProducer], seen: Sequence[Seen], last: See
 
 
 def _whole(payload: str) -> bool:
-    """True if it is the last of its batch, or in none."""
+    """True if the payload is the last of its batch, or in no batch."""
     _, number, *batch = payload.split(":")
     return not batch or batch[0].partition("-")[2] == number
 

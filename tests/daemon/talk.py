@@ -27,7 +27,7 @@ ENCODINGS = {
 
 
 class ConnectionLost(Exception):
-    """The connection broke before a whole answer arrived: the outcome is unknown."""
+    """The connection broke before the complete answer arrived, so the outcome is unknown."""
 
 
 class NotConnected(Exception):
@@ -36,7 +36,7 @@ class NotConnected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer; header names are in lower case."""
+    """A complete answer; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -47,7 +47,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The code of a problem; empty for any other answer."""
+        """The problem's code; empty for any other answer."""
         if self.headers.get("content-type") != "application/problem+json":
             return ""
         return str(self.json()["code"])
@@ -106,7 +106,7 @@ def ask(
 
 
 def create(address: tuple[str, int], topic: str, **properties: object) -> None:
-    """Create a topic; one with equal properties may exist."""
+    """Create a topic, unless one with equal properties exists."""
     body = json_body(properties)
     answer = ask(address, "PUT", topic_path(topic) + "?ifNotExists=true", body, JSON_HEADERS)
     assert answer.status == 200, answer
@@ -140,7 +140,7 @@ def metric(address: tuple[str, int], name: str) -> float:
 
 
 class Talk:
-    """A persistent connection for trio: one request after the other."""
+    """A persistent connection for trio: one request at a time."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
@@ -181,7 +181,7 @@ class Talk:
             raise ConnectionLost(str(error)) from error
 
     async def answer(self) -> Answer:
-        """Return the next whole answer."""
+        """Return the next complete answer."""
         head = (await self._until(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {}
         for line in head[1:]:

@@ -19,12 +19,12 @@ from tests.daemon.test_clock import HOUR_S, clock
 from tests.patience import PATIENCE_S
 from tests.storage.disks import fill, small_disk
 
-#: Number of requests, messages in each, and bytes in each message, which do not compress.
+#: Number of requests, messages in each, and bytes in each message, which are incompressible.
 REQUESTS, EACH, SIZE = 20, 100, 4096
 
 
 def publish_much(client: Client) -> list[bytes]:
-    """Publish some 8 MB; return the last id of each request."""
+    """Publish about 8 MB; return the last id of each request."""
     random = Random(1)
     client.create_topic("orders")
     requests = [[random.randbytes(SIZE) for _ in range(EACH)] for _ in range(REQUESTS)]
@@ -50,7 +50,7 @@ def test_a_full_disk_leaves_no_backup_and_its_objects_are_used_by_the_next(tmp_p
             left = objects_in(folder)
             assert left
             assert not list(folder.rglob(".new-*"))
-            # The daemon has released the cut: the next one begins at once.
+            # The daemon has released the failed backup's cut: the next backup begins at once.
             enlarge(disk, 64)
             last = client.publish("orders", b"behind it")
             done = made("create", folder, "--url", url_of(daemon))
@@ -62,7 +62,7 @@ def test_a_full_disk_leaves_no_backup_and_its_objects_are_used_by_the_next(tmp_p
 
 
 def test_a_daemon_whose_own_disk_is_full_makes_a_backup_or_says_why_not_and_makes_it_later(tmp_path):
-    """It fails if the disk was full in a write: then reads fail until the store is opened again."""
+    """The backup fails if the disk was full during a write: reads then fail until the store is reopened."""
     folder = tmp_path / "backups"
     with small_disk(tmp_path / "disk", 48) as disk, Daemon(disk / "data", "storage.min_free_bytes=0") as daemon:
         with Client(url_of(daemon)) as client:
@@ -74,7 +74,7 @@ def test_a_daemon_whose_own_disk_is_full_makes_a_backup_or_says_why_not_and_make
         assert done.returncode == Exit.OK or "No space left on device" in done.stderr
         ballast.unlink()
         with Client(url_of(daemon)) as client:
-            client.publish("orders", b"again")  # the client repeats it until the store is open
+            client.publish("orders", b"again")  # the client retries until the store is open
             assert made("create", folder, "--url", url_of(daemon))["messages"] == REQUESTS * EACH + 1
             assert made("verify", folder, "--deep")["ok"]
 
@@ -146,7 +146,7 @@ def test_a_clock_that_is_set_back_during_scrub_backup_and_restore_breaks_no_prom
         daemon.kill()
     assert made("verify", folder, "--id", done["id"], "--deep")["ok"]
     assert made("verify", folder, "--id", later["id"], "--deep")["ok"]
-    # Restored with the clock an hour back: ids given since are unknown, so nothing is restored without a confirmation.
+    # The clock is an hour back: ids assigned since the backup are unknown, so restoring needs a confirmation.
     for name, value in clock(-HOUR_S).items():
         monkeypatch.setenv(name, value)
     target = tmp_path / "new"
@@ -161,5 +161,5 @@ def test_a_clock_that_is_set_back_during_scrub_backup_and_restore_breaks_no_prom
         found = [bytes(message.id) for message in client.read("orders")]
         assert found == [*before, bytes(during.first_id)]
         new = bytes(client.publish("orders", b"new").first_id)
-        # Ids given until then are not given again, although no backup has them.
+        # Ids assigned until then are not assigned again, although no backup contains them.
         assert int.from_bytes(new[:8], "big") >= lost_ms

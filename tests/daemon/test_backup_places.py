@@ -1,4 +1,4 @@
-"""``plainsong backup`` with object stores: backups in a real S3 server, and the second copy of a daemon."""
+"""``plainsong backup`` with object stores: backups on a real S3 server, and a daemon's second copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def s3(tmp_path_factory):
 
 @pytest.fixture(params=["file", "s3"])
 def place(request, tmp_path):
-    """The URL of an object store, and the environment with its credentials."""
+    """The URL of an object store, and an environment with its credentials."""
     if request.param == "file":
         return f"file:{tmp_path}/kept", {}
     return f"s3://{BUCKET}/{tmp_path.name}/kept", request.getfixturevalue("s3")

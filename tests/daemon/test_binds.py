@@ -153,7 +153,7 @@ def test_an_explicitly_unprotected_daemon_says_so_at_the_start_and_in_its_log(da
     insecure = "security.allow_insecure=authentication,tls"
     running = daemon(insecure, bind="0.0.0.0:0")
     port = running.address[1]
-    running.wait_for_line("reachable without TLS")  # the last of them, after its ready line
+    running.wait_for_line("reachable without TLS")  # the last warning, after the ready line
     said = [json.loads(line) for line in running.lines]
     assert [line["event"] for line in said if line["level"] == "warning"] == [
         "reachable without authentication",

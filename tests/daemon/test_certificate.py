@@ -24,7 +24,7 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: The distance of an invalid certificate's validity from now.
+#: The time between now and an invalid certificate's validity.
 HOUR = datetime.timedelta(hours=1)
 
 
@@ -187,7 +187,7 @@ def test_an_unusable_certificate_changes_nothing_and_is_counted(daemon, authorit
         key.unlink()
     else:
         key.chmod(0o604)
-        running.signal(signal.SIGHUP)  # changing the mode does not change the content
+        running.signal(signal.SIGHUP)  # a change of mode does not change the content
     failures = "plainsong_tls_reload_failures_total"
     eventually("it is counted", lambda: gauge(running, authority, failures) == 1)
     assert served(running, authority) == before
@@ -202,7 +202,7 @@ def test_an_unusable_certificate_changes_nothing_and_is_counted(daemon, authorit
 
 
 def needed(running: Daemon, authority: Authority) -> list[dict[str, Any]]:
-    """Return what needs attention because a reload failed."""
+    """Return the findings about failed reloads."""
     found = json.loads(ask(running, authority.trusting(), "GET", "/v1/attention")[1])
     return [each for each in found if each["kind"] == "reload"]
 

@@ -1,4 +1,4 @@
-"""A machine whose clock was set: ids continue to grow, nothing is lost, the order stays."""
+"""After a machine's clock was set, ids still increase, nothing is lost, and the order stays."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DAY_S = 24 * HOUR_S
 
 
 def clock(ahead_s: int) -> dict[str, str]:
-    """Return the environment of a process whose wall clock is ahead by this much."""
+    """Return the environment of a process whose wall clock is ahead by ``ahead_s``."""
     # The monotonic clock stays real: it times waits, not messages.
     return {
         "LD_PRELOAD": str(_LIBRARIES[0]),
         "FAKETIME": f"{ahead_s:+d}s",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        # Its workaround for old C libraries makes threads that wait for the interpreter's lock wake repeatedly.
+        # libfaketime's workaround for old C libraries repeatedly wakes threads that wait for the interpreter's lock.
         "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         "DONT_FAKE_MONOTONIC": "1",
     }
@@ -56,7 +56,7 @@ def test_a_restart_with_the_clock_an_hour_back_or_a_day_ahead_keeps_ids_increasi
 
 
 def check(running: Daemon, ids: list[bytes], sent: list[bytes]) -> None:
-    """Check that everything is there in the order sent, read from every id and every time."""
+    """Check that every message is there in the order sent, by reading from every id and every time."""
     assert ids == sorted(set(ids))
     assert read_all(running.address, "t") == list(zip(ids, sent, strict=True))
     for number, message_id in enumerate(ids):
@@ -109,7 +109,7 @@ def test_after_a_crash_the_clock_is_compared_once_a_topic_is_open(tmp_path):
 
 
 def named_by_the_check(running: Daemon, words: str) -> bool:
-    """True if the check for monitoring systems warns of the clock in these words."""
+    """True if the check for monitoring systems warns about the clock with these words."""
     url = "http://{}:{}".format(*running.address)
     done = run_plainsong("doctor", "--check", "--json", "--url", url)
     assert done.returncode in (0, 1), done.stdout + done.stderr

@@ -59,7 +59,7 @@ def test_events_of_each_mode_are_read_among_other_messages(
     assert status == 200
     found = json.loads(body)
     assert len({each.pop("plainsongid") for each in found}) == 10
-    assert found[5:] != found[:5]  # messages that are no events have ids and times of their own
+    assert found[5:] != found[:5]  # messages that are not events have their own ids and times
     for at in (0, 5):
         hello, *events = found[at : at + 5]
         assert (hello["type"], hello["data"]) == ("plainsong.message", "hello")

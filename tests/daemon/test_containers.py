@@ -1,4 +1,4 @@
-"""The container and the Kubernetes examples: checked by linters, and a daemon that runs with their settings."""
+"""The container and the Kubernetes examples: linters check them, and a daemon runs with their settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.patience import PATIENCE_S
 
 CONTAINERFILE = ROOT / "etc/Containerfile"
 MANIFESTS = sorted((ROOT / "etc/kubernetes").glob("*.yaml"))
-#: The oldest supported version, and the newest in the schemas.
+#: The oldest supported version, and the newest version in the schemas.
 VERSIONS = ("1.34", "1.37")
 
 
@@ -118,11 +118,11 @@ def test_a_pod_has_no_privileges_and_a_user_that_is_the_images(manifest):
     assert pod["automountServiceAccountToken"] is False
 
 
-# --- running with the settings ---------------------------------------------------------------------
+# --- a daemon with the settings --------------------------------------------------------------------
 
 
 class Mount:
-    """A ConfigMap or Secret as mounted by the kubelet: files under a link that is replaced when the object changes."""
+    """A ConfigMap or Secret as the kubelet mounts it: files under a link, which is replaced when the object changes."""
 
     def __init__(self, folder: Path, mode: int) -> None:
         self._folder, self._mode, self._number = folder, mode, 0
@@ -143,7 +143,7 @@ class Mount:
 
 
 class Pod:
-    """A manifest's container as a process: its settings, arguments and mounts, under a folder instead of the root."""
+    """A manifest's container as a process: its settings, arguments and mounts, with a folder in place of the root."""
 
     def __init__(self, place: Path, workload: dict[str, Any]) -> None:
         self.place, self._workload = place, workload
@@ -156,7 +156,7 @@ class Pod:
         return moved.replace("0.0.0.0:7420", "0.0.0.0:0")
 
     def mount(self, name: str) -> Mount:
-        """Return a volume's mount, with the file mode in the manifest."""
+        """Return a volume's mount, with the file mode from the manifest."""
         (volume,) = (each for each in self._workload["spec"]["template"]["spec"]["volumes"] if each["name"] == name)
         (mounted,) = (each for each in self.container["volumeMounts"] if each["name"] == name)
         source = volume.get("secret") or volume["configMap"]

@@ -1,4 +1,4 @@
-"""``plainsong copy`` of a real deployment, killed in between: daemons serve the same before and after it."""
+"""``plainsong copy`` of a real deployment, killed on the way: daemons serve the same content before and after it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def copy(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def killed_while(stage: str, *words: str, by: int = signal.SIGKILL) -> int:
-    """Copy, with a signal when ``stage`` reports a thousand of twenty thousand rows; return the exit code."""
+    """Copy, and send a signal when ``stage`` reports a thousand of twenty thousand rows; return the exit code."""
     return ended_when("says", rf"{stage}: \d{{4,}} of", "copy", "--progress", *words, by=by)
 
 
 def ended_when(event: str, pattern: str, *words: object, times: int = 1, by: int = signal.SIGKILL) -> int:
-    """Run a command that sends itself a signal as in ``dying_program``; return its exit code."""
+    """Run a command that sends itself a signal, as in ``dying_program``; return its exit code."""
     return started_until(event, pattern, *words, times=times, by=by).wait(PATIENCE_S)
 
 

@@ -1,4 +1,4 @@
-"""The crash ring: the real daemon, killed dozens of times under load, loses and tears nothing."""
+"""The crash ring: the real daemon is killed dozens of times under load, and loses and tears nothing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.daemon.history import check
 from tests.daemon.ring import MANNERS, History, Place, publisher, read_whole, reader
 from tests.daemon.talk import ConnectionLost, NotConnected, Talk, create, poll_call, publish_call, topic_path
 
-#: Topics and their time to live: a busy one, a quiet one, and one whose messages are constantly cleaned.
+#: Topics and their TTL: a busy one, a quiet one, and one whose messages are constantly cleaned up.
 TOPICS: dict[str, int | None] = {"busy": None, "quiet": None, "fleeting": 1}
 PUBLISHERS = {"busy": 3, "quiet": 1, "fleeting": 2}
 SETTINGS = ("retention.interval_s=0.05", "retention.step_rows=20", "storage.min_free_bytes=0")
-#: Sizes of the store: the defaults, and the documented minimum, where volumes are constantly sealed, dropped and
+#: Sizes of the store: the defaults, and the documented minimum, with which volumes are constantly sealed, dropped and
 #: rewritten.
 SIZES = {"default sizes": (), "smallest sizes": ("storage.write_buffer_bytes=65536", "storage.volume_bytes=65536")}
 #: How the daemon ends, in this order.
@@ -83,7 +83,7 @@ async def live(daemon: Daemon, place: Place, rng: Random) -> None:
 
 
 async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
-    """End the daemon: under load, after a freeze, while it stops, once it has stopped, or again while it starts."""
+    """End the daemon: under load, after a freeze, while it stops, after it has stopped, or again while it starts."""
     if how == "pause":
         daemon.signal(signal.SIGSTOP)
         await trio.sleep(rng.random() * 0.2)
@@ -97,14 +97,14 @@ async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
     daemon.kill()
     place.closed()
     if how == "start":
-        for part in (0.4, 1.0):  # a forked daemon has no imports to do: most of its start is recovery
+        for part in (0.4, 1.0):  # a forked daemon imports nothing, so most of its start is recovery
             daemon.spawn()
             await trio.sleep(daemon.start_s * (part + 0.2 * rng.random()))
             daemon.kill()
 
 
 async def check_all(daemon: Daemon, topic: str, history: History) -> None:
-    """Check that the history is sound, and that pages of any size have the same messages."""
+    """Check that the history has no anomaly, and that pages of any size have the same messages."""
     async with await Talk.to(daemon.address) as talk:
         last, _ = await read_whole(talk, topic, "last", None, "avro")
         for limit, encoding in ((1_000, "json"), (97, "frames"), (10_000, "avro2")):
@@ -133,7 +133,7 @@ async def test_a_topic_recreated_between_many_kills_never_shows_its_past(tmp_pat
 
 
 async def reborn(tmp_path: Path, seed: int, cycles: int) -> None:
-    """Create, publish, look and delete repeatedly, with kills and cleaning."""
+    """Create, publish, read and delete repeatedly, with kills and cleaning."""
     print(f"PLAINSONG_RING_SEED={seed}")
     rng, place, lives = Random(seed), Place(), Lives()
     settings = ("retention.delete_grace_s=0", "retention.interval_s=0.02", "retention.step_rows=5")
@@ -168,7 +168,7 @@ class Lives:
 
 
 async def live_and_die(place: Place, lives: Lives) -> None:
-    """Create and delete the topic repeatedly in one task, which therefore knows its content."""
+    """Create and delete the topic repeatedly, in one task, so that its content is certain."""
     while not place.over:
         try:
             async with place.talk() as talk:
@@ -201,7 +201,7 @@ async def one_life(place: Place, talk: Talk, lives: Lives) -> None:
 
 
 async def look_on(place: Place, lives: Lives) -> None:
-    """Check that a reader from the start sees one generation at a time, and never an earlier one again."""
+    """Check that a reader from the start sees one generation at a time, and never an earlier one afterwards."""
     latest = 0
     while not place.over:
         try:

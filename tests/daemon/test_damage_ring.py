@@ -1,4 +1,4 @@
-"""A daemon with a damaged block, killed or short of space while it scrubs and sets rows aside."""
+"""A daemon with a damaged block, which is killed or runs out of space while it scrubs and sets rows aside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.patience import PATIENCE_S
 from tests.storage.disks import fill, small_disk
 
 SETTINGS = ("storage.write_buffer_bytes=65536", "retention.interval_s=3600")
-#: Number of undamaged rows before the damaged block that are set aside with it.
+#: Number of undamaged rows before the damaged block that are set aside together with it.
 WHOLE = 5
 
 
@@ -44,7 +44,7 @@ class Damaged:
 
     @property
     def stretch(self) -> dict[str, str]:
-        """The range to set aside: some undamaged rows, and the damaged block after them."""
+        """The range to set aside: some undamaged rows and the damaged block after them."""
         return {"from": self.front[-WHOLE], "to": self.finding["to"]}
 
     def copied(self, to: Path) -> Path:
@@ -71,7 +71,7 @@ def damaged(tmp_path_factory) -> Damaged:
         daemon.stop()
     (folder / "scrub.json").unlink()
     found = Damaged(folder, ids, [each.hex() for each in front], [each.hex() for each in rest], finding)
-    # All messages before and after the damaged block are readable; the block has some dozens.
+    # All messages before and after the damaged block are readable; the block contains a few dozen.
     assert stopped
     assert found.front == ids[: len(front)]
     assert found.rest == ids[-len(rest) :]
@@ -90,7 +90,7 @@ def flip_a_bit(folder: Path) -> None:
 
 
 def read_on(daemon: Daemon, start: str) -> tuple[list[bytes], bool]:
-    """Return the ids from a position on, read page by page, and whether an error stopped the reader."""
+    """Read page by page from a position; return the ids, and whether an error stopped the reader."""
     found: list[bytes] = []
     request = PollRequest(bytes.fromhex(start), limit=100)
     while True:
@@ -149,7 +149,7 @@ def check_done(daemon: Daemon, damaged: Damaged) -> None:
 
 @contextmanager
 def killed_at(daemon: Daemon, call: str, when: int) -> Iterator[None]:
-    """Let strace send SIGKILL at a thread's ``when``-th such system call; skip the test where strace cannot."""
+    """Have strace send SIGKILL at a thread's ``when``-th such system call; skip the test if strace cannot."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("NOT TESTED: kills at system calls, since strace is not installed")
@@ -167,8 +167,8 @@ def killed_at(daemon: Daemon, call: str, when: int) -> Iterator[None]:
             tracing.wait(PATIENCE_S)
 
 
-#: The file of rows is synced and renamed, its folders are synced; the topic records the range, the rows are dropped and
-#: subtracted from the counts, each by one synced write; finally the scrub's report is rewritten.
+#: The file of rows is synced and renamed, and its folders are synced; then the topic records the range, and the rows
+#: are dropped and subtracted from the counts, each by one synced write; finally the scrub's report is rewritten.
 MOMENTS = [
     ("fsync", 1),
     ("rename", 1),
@@ -211,7 +211,7 @@ def test_findings_of_a_scrub_survive_a_kill_in_the_middle_and_nothing_is_moved(t
             found = eventually("something is found", lambda: (now := scrub_of(slow))["findings"] and now)
             assert found["state"] == "running"
             eventually("it is kept", (slow.data_dir / "scrub.json").exists)
-            # Finding the end of the damaged block takes some hundred reads; the log must not show each.
+            # Finding the end of the damaged block takes about a hundred reads, which must not all be logged.
             slow.wait_for_line("the store failed")
             assert sum("the store failed" in line for line in slow.lines) < 10
             slow.kill()
@@ -283,7 +283,7 @@ def test_a_backup_names_unreadable_rows_and_with_a_flag_has_all_the_rest(damaged
 
 def test_a_topic_that_cannot_be_loaded_for_damage_is_served_again_from_a_backup_of_the_rest(tmp_path):
     random = Random(1)
-    # A snapshot of producers is a checkpoint too: none may be written while the messages are published.
+    # A snapshot of producers is also a checkpoint; none may be written while the messages are published.
     with Daemon(tmp_path / "data", *SETTINGS, "deduplication.snapshot_interval_s=3600") as daemon:
         create(daemon.address, "t")
         create(daemon.address, "whole")
@@ -296,7 +296,7 @@ def test_a_topic_that_cannot_be_loaded_for_damage_is_served_again_from_a_backup_
             epoch = producer.epoch
         daemon.kill()
     with Daemon(tmp_path / "data", *SETTINGS) as daemon:
-        daemon.stop()  # the log is now in tables; no topic was loaded that would write a checkpoint
+        daemon.stop()  # the log is in tables now; no topic was loaded that would write a checkpoint
     flip_a_bit(tmp_path / "data")
     with Daemon(tmp_path / "data", *SETTINGS) as daemon:
         assert [payload for _, payload in read_all(daemon.address, "whole")] == [b"elsewhere"]

@@ -1,4 +1,4 @@
-"""Bad disks: nearly full, full in the middle of a commit, and failing to sync."""
+"""Bad disks: nearly full, full in the middle of a commit, and with failing syncs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def publish_answer(running: Daemon, topic: str, *messages: bytes) -> Answer:
 
 
 def leave_free(disk: Path, free_bytes: int) -> Path:
-    """Fill ``disk`` up to the last ``free_bytes``; return the file that does."""
+    """Fill ``disk`` except for ``free_bytes``; return the file that fills it."""
     ballast = disk / "ballast"
     with ballast.open("wb") as file:
         file.write(bytes(shutil.disk_usage(disk).free - free_bytes))
@@ -72,7 +72,7 @@ def publish_until_it_fails(running: Daemon, size: int) -> tuple[list[bytes], byt
 
 
 def check_recovery(running: Daemon, acknowledged: list[bytes], uncertain: bytes) -> None:
-    """Check that the daemon recovers without help, and has all acknowledged messages, also after a kill."""
+    """Check that the daemon recovers without help, and has all acknowledged messages, even after a kill."""
     eventually("it serves again", lambda: publish_answer(running, "t", b"again").status == 200)
     eventually("it is ready", lambda: ask(running.address, "GET", "/readyz").status == 200)
     for start_anew in (False, True):
@@ -94,7 +94,7 @@ def test_a_full_disk_in_a_commit_is_an_unknown_outcome_and_passes_without_a_rest
         acknowledged, uncertain, answer = publish_until_it_fails(running, 20_000)
         assert (answer.status, answer.code) == (503, "outcome_unknown")
         assert answer.json()["outcome"] == "unknown"
-        # Cleaning up after the failure frees some space, once or twice.
+        # The clean-up after the failure frees some space, once or twice.
         fill_rest, later = fill(disk / "data"), publish_answer(running, "t", b"while it is full")
         while later.status == 200:
             fill_rest, later = fill(disk / "data"), publish_answer(running, "t", b"while it is full")
@@ -111,7 +111,7 @@ def test_a_full_disk_in_a_commit_is_an_unknown_outcome_and_passes_without_a_rest
 
 
 def fault(tmp_path: Path, injection: str) -> list[str]:
-    """Return the strace command that injects a fault; skip the test where strace cannot."""
+    """Return the strace command that injects a fault; skip the test if strace cannot do that."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("NOT TESTED: failing disks, since strace is not installed")
@@ -123,7 +123,7 @@ def fault(tmp_path: Path, injection: str) -> list[str]:
 
 @pytest.mark.parametrize("when", ["when=18", "when=20..22"])
 def test_a_failed_sync_is_never_acknowledged(tmp_path, when):
-    """strace counts the syncs of each thread; the first fourteen belong to opening."""
+    """strace counts each thread's syncs; the first fourteen belong to the opening of the store."""
     wrapper = fault(tmp_path, f"fdatasync:error=EIO:{when}")
     with Daemon(tmp_path / "data", "storage.min_free_bytes=0", wrapper=wrapper) as running:
         eventually("the topic is made", made(running))
@@ -147,7 +147,7 @@ def lines_of(trace: Path) -> list[str]:
 
 
 def stalls_in(trace: Path) -> list[tuple[int, float]]:
-    """Return the delayed syncs that are over: their threads, and when they began."""
+    """Return the thread and the start time of each delayed sync that has ended."""
     begun_s: dict[int, float] = {}
     found = []
     for line in lines_of(trace):
@@ -160,16 +160,16 @@ def stalls_in(trace: Path) -> list[tuple[int, float]]:
 
 
 def syncs_of(thread: int, trace: Path) -> int:
-    """Return how many syncs the thread has begun."""
+    """Return the number of syncs that the thread has begun."""
     return sum(line.startswith(f"{thread} ") and "resumed>" not in line for line in lines_of(trace))
 
 
 @pytest.mark.parametrize(("setting", "held_up"), [("0.5", 1), ("0", 0)])
 def test_a_stalled_disk_holds_up_other_requests_once_and_none_if_a_thread_writes_everything(tmp_path, setting, held_up):
-    """Each sync of a thread stalls from the thirtieth on.
+    """From the thirtieth on, each sync of a thread stalls.
 
-    strace counts and times them, so that a busy machine does not look like a stalling disk to the test. It may to the
-    daemon, whose event loop then leaves its thirtieth to the thread.
+    strace counts and times the syncs, so that the test does not mistake a busy machine for a stalling disk. The daemon
+    may, and its event loop then leaves its thirtieth sync to the thread.
     """
     strace, *options = fault(tmp_path, f"fdatasync:delay_enter={round(STALL_S * 1e6)}:when=30+")
     settings = ("storage.min_free_bytes=0", f"storage.inline_commit_s={setting}")

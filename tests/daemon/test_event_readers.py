@@ -1,4 +1,4 @@
-"""Server-sent events of a real daemon, with and without front ends: curl -N, readers that leave, the end."""
+"""Server-sent events of a real daemon, with and without front ends: curl -N, readers that disconnect, shutdown."""
 
 from __future__ import annotations
 

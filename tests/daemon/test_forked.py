@@ -101,7 +101,7 @@ def test_a_killed_program_has_the_exit_code_of_the_signal_and_writes_to_the_give
 
 
 def descriptors_of(running):
-    """Return the targets of its descriptors, except those that are closed during the call."""
+    """Return the targets of the daemon's descriptors, except those that it closes during the call."""
     found = set()
     for path in Path(f"/proc/{running.pid}/fd").iterdir():
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Front ends of a real daemon: one address, one owner, and the death of each process."""
+"""Front ends of a real daemon: one address, one owner, and the death of any process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADERS = {"Content-Type": "application/json", "Prefer": "return=representation"
 
 
 def state(pid: int) -> str:
-    """Return the state as in ``ps``; ``Z`` also if the process is gone."""
+    """Return the process's state as in ``ps``; ``Z`` also if it is gone."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return "Z"
@@ -47,7 +47,7 @@ def counted(daemon: Daemon, route: str, status: int) -> float:
 
 
 class Publisher:
-    """Publishes one message after the other, reconnecting when the connection breaks; records what was acknowledged."""
+    """Publishes one message after another, reconnects when the connection breaks, and records acknowledged messages."""
 
     def __init__(self, address: tuple[str, int], name: str) -> None:
         self.acknowledged: list[str] = []
@@ -84,7 +84,7 @@ def stored(daemon: Daemon) -> list[str]:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A daemon with front ends that tests leave intact."""
+    """A daemon with front ends, which tests leave intact."""
     with Daemon(tmp_path_factory.mktemp("front") / "data", FRONT_ENDS) as one:
         yield one
 
@@ -136,7 +136,7 @@ def test_a_killed_front_end_is_started_again_and_the_others_continue(daemon):
     for _ in range(3):
         eventually("both run", lambda: len([pid for pid in running.children() if runs(pid)]) == 2)
         before = sum(len(each.acknowledged) for each in publishers)
-        victim = next(pid for pid in running.children() if runs(pid))  # not one that has yet to be reaped
+        victim = next(pid for pid in running.children() if runs(pid))  # one that is not a zombie
         killed.add(victim)
         os.kill(victim, signal.SIGKILL)
         eventually(
@@ -163,7 +163,7 @@ def test_readiness_says_that_a_front_end_has_too_few_descriptors(daemon):
     assert readiness()[0] == 200
     for pid in one.children():
         _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))  # it cannot open any more files
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))  # the process cannot open any more files
     with socket.create_connection(one.address):
         eventually("readiness says it", lambda: readiness()[0] == 503)
         assert b"few file descriptors are left" in readiness()[1]
@@ -222,7 +222,7 @@ def test_a_stuck_front_end_is_ended_by_its_alarm():
 
 
 def test_a_client_is_refused_until_it_is_answered(tmp_path):
-    """A start takes seconds; no client is accepted to wait for it."""
+    """A start takes seconds, and no connection is accepted before it can be answered."""
     running = Daemon(tmp_path / "data", FRONT_ENDS, bind=f"127.0.0.1:{free_port()}")
 
     def status() -> int:
@@ -290,7 +290,7 @@ def test_ctrl_c_while_front_ends_start_is_a_quiet_end(tmp_path):
 
 
 def is_front_end(pid: int) -> bool:
-    """True if the process has reached its own code."""
+    """True if the process runs the front end's own code."""
     with suppress(OSError):
         ignored = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigIgn" in line)
         return bool(int(ignored.split()[1], 16) >> (signal.SIGINT - 1) & 1)

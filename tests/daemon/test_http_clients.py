@@ -1,4 +1,4 @@
-"""Users' clients at their defaults with the real daemon: each creates, publishes and polls."""
+"""Users' HTTP clients with default settings and the real daemon: each creates, publishes and polls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.daemon.harness import Daemon
 
 PROGRAMS = Path(__file__).with_name("clients")
-#: Enough for a Java compiler on a busy machine.
+#: Enough for the Java compiler on a busy machine.
 TIMEOUT_S = 600.0
 CURL = """
 set -e
@@ -38,7 +38,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def go_client(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The Go client, compiled once; Go's own cache keeps the library (half a minute of a core) for later runs."""
+    """The Go client, compiled once; Go's cache keeps the library (half a minute of a core) for later runs."""
     go = shutil.which("go")
     if go is None:
         pytest.skip("NOT TESTED: the default HTTP client of go, which is not installed")
@@ -60,7 +60,7 @@ def test_a_client_at_its_defaults_creates_a_topic_publishes_and_polls(
     if program is None:
         pytest.skip(f"NOT TESTED: the default HTTP client of {client}, which is not installed")
     command: list[str] = {
-        # It ends before optimized code would pay off.
+        # The program ends before optimized code would pay off.
         "java": lambda: [program, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", str(PROGRAMS / "Course.java")],
         "curl": lambda: ["sh", "-c", CURL, "sh"],
         "go": lambda: request.getfixturevalue("go_client"),

@@ -1,4 +1,4 @@
-"""A daemon answers the same alone and with front ends, from the same messages."""
+"""A daemon gives the same answers alone and with front ends, from the same messages."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ HEADERS = st.lists(
     max_size=2, unique=True,
 )  # fmt: skip
 QUERIES = st.sampled_from(
-    # No short time to live: a message could have expired at one and not yet at the other.
+    # No short TTL, with which a message could have expired at one and not yet at the other.
     [*[""] * 8, "?wait_ms=1", "?max_bytes=100", "?payload=base64", "?ttl=86400", "?isolation=committed", "?x=1"]
 )
 
 
 @st.composite
 def hot_requests(draw: st.DrawFn, ids: list[bytes]) -> bytes:
-    """Draw a request of a hot route, valid or nearly so."""
+    """Draw a request for a hot route, valid or nearly so."""
     content_type = draw(st.sampled_from([*[*CODECS] * 3, "text/plain"]))
     codec = CODECS.get(content_type, JSON)
     if draw(st.sampled_from([True, True, False])):
@@ -127,7 +127,7 @@ def test_every_hot_request_is_answered_alike(listeners):
 
 @pytest.mark.parametrize("content_type", CODECS)
 def test_both_listeners_accepted_the_same_publishes(listeners, content_type):
-    """After the fuzz and one more publish each, both have the same messages, with ids of their own."""
+    """After the fuzzing and one more publish to each, both have the same messages, with different ids."""
     one, other, _ = listeners
     codec = CODECS[content_type]
     body = codec.encode_publish(PublishRequest([b"from both", b""]))

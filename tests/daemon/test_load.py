@@ -1,4 +1,4 @@
-"""Many clients, slow clients, clients that vanish, and every kind of overload."""
+"""Many clients, slow clients, vanishing clients, and every kind of overload."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _enough_open_files():
-    """This process holds the client ends of all connections."""
+    """Raise the limit on open files: this process holds the client ends of all connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * PARKED)), hard))
     yield
@@ -72,7 +72,7 @@ async def test_a_thousand_parked_polls_cost_nothing_and_wake_at_once(daemon):
     assert payloads == [b"wake up"] * PARKED
     delays_s.sort()
     print(f"parked: {cpu_s} s of CPU a second; woken after {delays_s[0]:.3f}, all after {delays_s[-1]:.3f} s")
-    assert delays_s[-1] < 30  # they had a minute
+    assert delays_s[-1] < 30  # the limit was a minute
 
 
 async def test_clients_that_leave_free_what_they_held(daemon):
@@ -90,7 +90,7 @@ async def test_clients_that_leave_free_what_they_held(daemon):
 
 
 def settled_sockets(running: Daemon) -> int:
-    """Return the number of the daemon's own sockets, once it is stable and without connections."""
+    """Return the number of the daemon's own sockets, once there are no connections and the number is stable."""
     counts = [running.open_sockets()]
 
     def same_for_a_while() -> bool:
@@ -101,7 +101,7 @@ def settled_sockets(running: Daemon) -> int:
     return counts[-1]
 
 
-#: Longer than the machine ever delays a client that sends at once.
+#: Longer than a busy machine ever delays a client that sends at once.
 SLOW = ("http.header_timeout_s=4", "http.body_timeout_s=4", "http.send_timeout_s=4")
 
 
@@ -155,7 +155,7 @@ async def test_a_full_mailbox_asks_to_retry_and_refused_requests_never_happened(
     async with AsyncExitStack() as stack:
         talks = [await stack.enter_async_context(await Talk.to(running.address)) for _ in range(100)]
         await trio.to_thread.run_sync(eventually, "all are accepted", lambda: running.open_sockets() > len(talks))
-        freeze(running.pid)  # so that it receives all of them at once
+        freeze(running.pid)  # so that the daemon receives all of them at once
         for number, talk in enumerate(talks):
             await talk.send(*publish_call("t", [b"%d" % number]))
         thaw(running.pid)
@@ -220,19 +220,19 @@ def test_connections_over_the_descriptor_limit_are_refused_and_the_daemon_stays_
     with ExitStack() as stack:
         first = stack.enter_context(closing(HTTPConnection(*running.address, timeout=PATIENCE_S)))
         first.connect()
-        for _ in range(100):  # the kernel accepts them all
+        for _ in range(100):  # the kernel accepts all of them
             stack.enter_context(socket.create_connection(running.address))
         running.wait_for_line("cannot accept connections at the moment")
         said = b""
-        while b"file descriptors" not in said:  # a machine that is stalled for seconds may have forgotten the refusals
+        while b"file descriptors" not in said:  # the daemon may forget refusals while the machine stalls for seconds
             stack.enter_context(socket.create_connection(running.address))
-            # Most of the server's code is loaded for the first of these requests, file by file.
+            # The first of these requests loads most of the server's code, file by file.
             first.request("GET", "/readyz")
             said = first.getresponse().read()
         assert json.loads(said)["reasons"][0]["code"] == "overloaded"
 
     def is_published():
-        with suppress(ConnectionError):  # the daemon may not have noticed yet that the others have left
+        with suppress(ConnectionError):  # the daemon may not have noticed yet that the others disconnected
             return ask(running.address, *publish_call("t", [b"after"])).status == 200
         return False
 

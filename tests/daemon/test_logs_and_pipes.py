@@ -1,4 +1,4 @@
-"""Failing logs and metrics delay no message, and the exit is clean."""
+"""Failing logs and metrics do not delay messages, and the exit is clean."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PIPE_BYTES = 4096
 
 @contextmanager
 def unread_pipe() -> Iterator[int]:
-    """The writing end of a small pipe that is already full, without a reader."""
+    """The writing end of a small, full pipe that has no reader."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.set_blocking(writing, False)
@@ -82,7 +82,7 @@ def test_a_blocked_output_costs_no_message(tmp_path, output, lost):
             begun = time.monotonic()
             running.signal(signal.SIGTERM)
             assert running.wait() == 0
-            assert time.monotonic() - begun < PATIENCE_S  # it would be an hour if the exit waited
+            assert time.monotonic() - begun < PATIENCE_S  # it would take an hour if the exit waited
 
 
 def test_an_output_pipe_closed_at_run_time_costs_no_message(tmp_path):
@@ -108,7 +108,7 @@ def test_scrapers_that_never_read_disturb_nothing_and_do_not_delay_the_exit(daem
             scraper.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             scraper.connect(running.address)
             scraper.setblocking(False)
-            scraper.send(request * 200)  # far more answers than the kernel buffers for a client that never reads
+            scraper.send(request * 200)  # far more answers than the kernel buffers for a client that reads nothing
         for number in range(100):
             publish(running.address, "t", b"%d" % number)
         assert len(poll(running.address, "t")) == 100

@@ -1,4 +1,4 @@
-"""A daemon with authentication from its users' side: real processes, real files, with and without front ends."""
+"""A daemon with authentication, as its users see it: real processes, real files, with and without front ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(folder, *words, code=0):
 
 
 class Caller:
-    """A persistent connection with a name's token."""
+    """A persistent connection that sends a name's token."""
 
     def __init__(self, daemon, token):
         self.connection = http.client.HTTPConnection(*daemon.address, timeout=2 * PATIENCE_S)
@@ -164,7 +164,7 @@ def test_a_request_from_a_page_of_another_site_is_in_the_audit(daemon):
 
 @pytest.fixture
 def provided(daemon):
-    """The daemon, started again with a provider's keys; creates the provider's tokens."""
+    """Return the daemon, restarted with a provider's keys, and a function that creates the provider's tokens."""
     key = RSAKey.generate_key(2048, {"kid": "k"})
     (daemon.folder / "keys.json").write_text(json.dumps({"keys": [key.as_dict(private=False)]}))
     (daemon.folder / "keys.json").chmod(0o600)

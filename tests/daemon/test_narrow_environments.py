@@ -1,4 +1,4 @@
-"""The daemon where little is given to it: few file descriptors, few threads, no locale, no environment at all."""
+"""The daemon in narrow environments: few file descriptors, few threads, no locale, no environment variables at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plainsong.cli.command import Exit
 from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, eventually
 from tests.patience import PATIENCE_S
 
-#: The id of a user who has no other process.
+#: The id of a user who has no other processes.
 LONELY_USER = 64_321
 TEXT = "Grüße, 東京 \U0001f375"
 
@@ -29,7 +29,7 @@ def url_of(daemon: Daemon) -> str:
 
 
 def course(url: str) -> None:
-    """Use what needs files and threads: topics, a large body, transactions, a stream, a wait, figures, a backup's cut."""
+    """Use features that need files or threads: topics, large bodies, transactions, streams, waits, figures, backups."""
     with Client(url, deadline_s=PATIENCE_S) as client:
         client.create_topic("narrow")
         client.publish("narrow", [b"tea", bytes(4 << 20), Outgoing(TEXT.encode(), attributes={"é": TEXT})])
@@ -49,13 +49,14 @@ def test_a_daemon_with_64_descriptors_serves_and_refuses_connections_beyond_them
     assert running.wait_for_line("few open files are allowed")
     course(url_of(running))
     with ExitStack() as stack:
-        # A quarter of the descriptors is for connections; of those beyond, the first ones get an answer.
+        # A quarter of the descriptors are for connections; of the connections beyond that, the first ones get an
+        # answer.
         idle = [stack.enter_context(socket.create_connection(running.address, PATIENCE_S)) for _ in range(64)]
         answers = [connection.makefile("rb").read() for connection in idle[16:]]
     assert any(answer.startswith(b"HTTP/1.1 503 ") and b'"overloaded"' in answer for answer in answers)
 
     def serves() -> bool:
-        # The daemon may not have noticed yet that the others have left.
+        # The daemon may not have noticed yet that the others disconnected.
         with suppress(OSError), closing(http.client.HTTPConnection(*running.address, timeout=PATIENCE_S)) as connection:
             connection.request("GET", "/livez")
             return connection.getresponse().status == 200
@@ -66,7 +67,7 @@ def test_a_daemon_with_64_descriptors_serves_and_refuses_connections_beyond_them
 
 
 def as_lonely_user(*command: str) -> list[str]:
-    """Return the command line that runs ``command`` as a user of no other process: a limit on threads counts a user's."""
+    """Return the command line that runs ``command`` as a user without other processes: thread limits are per user."""
     return ["setpriv", f"--reuid={LONELY_USER}", f"--regid={LONELY_USER}", "--clear-groups", *command]
 
 
@@ -96,7 +97,7 @@ def test_a_daemon_that_the_system_allows_too_few_threads_does_not_start_and_says
 
 
 def test_a_running_daemon_that_may_start_no_more_threads_writes_its_tables(home: Path):
-    """LevelDB aborts its process if its thread is refused, which it needs for its first table."""
+    """LevelDB needs a thread for its first table, and aborts its process if it cannot start one."""
     with Daemon(home / "data", "storage.write_buffer_bytes=64KiB", wrapper=as_lonely_user()) as running:
 
         def allow(threads: int) -> None:

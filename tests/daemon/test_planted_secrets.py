@@ -1,6 +1,6 @@
-"""Secrets are planted wherever they can be given, and searched for in everything that the daemon and commands show.
+"""Secrets are planted everywhere they can be entered, and searched for in all output of the daemon and its commands.
 
-The search uses the middle of each secret, which also finds one that is cut, decoded or written without its prefix.
+The search is for the middle of each secret, and so also finds one that is cut, decoded or written without its prefix.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _middle(secret):
 
 @dataclass
 class Planted:
-    """The planted secrets by name, and all output by place."""
+    """The planted secrets by name, and all output by source."""
 
     found_as: dict[str, str] = field(default_factory=dict)
     seen: dict[str, str] = field(default_factory=dict)
@@ -74,13 +74,13 @@ class Planted:
         return secret
 
     def see(self, where, said):
-        """Record the output of a place."""
+        """Record a source's output."""
         text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
         self.seen[where] = self.seen.get(where, "") + "\n" + text
 
     @property
     def found(self):
-        """The secrets that were found: name, form and place."""
+        """The secrets that were found, as name, form and source."""
         shapes = {}
         for what, secret in self.found_as.items():
             middle = _middle(secret)
@@ -95,7 +95,7 @@ class Planted:
         ]
 
     def shown(self):
-        """Return the findings, a line each, with the text before each."""
+        """Return the findings, one per line, each with the text before it."""
         lines = []
         for what, shape, where in self.found:
             middle = _middle(self.found_as[what])
@@ -115,7 +115,7 @@ class Site:
     authority: Authority
 
     def ask(self, where, method, path, *, headers=None, body=b"", as_name="operator"):
-        """Send a request over TLS, and record the whole answer."""
+        """Send a request over TLS, and record the complete answer."""
         sent = {"Authorization": f"Bearer {self.tokens[as_name]}"} if as_name else {}
         connection = http.client.HTTPSConnection(
             *self.daemon.address, timeout=PATIENCE_S, context=self.authority.trusting()
@@ -198,7 +198,7 @@ def site(request, tmp_path):
         "http.processes": request.param,
     }
     sets = [f"{name}={value}" for name, value in settings.items()]
-    # No collector listens there; the failure to send is logged.
+    # No collector listens there, so the failure to send is logged.
     collector = f"http://ann:{planted.plant('password of the collector', secrets.token_urlsafe(24))}@127.0.0.1:9"
     environ = {"PLAINSONG_OTEL__ENDPOINT": collector}
     # Not forked: the test inspects its command line and environment.
@@ -231,7 +231,7 @@ def plant_in_messages(site):
 
 
 def plant_in_requests(site):
-    """Send credentials where they belong, and wherever a user might put them by mistake."""
+    """Send credentials where they belong, and everywhere a user might put them by mistake."""
     topic = "/v1/namespaces/ns/topics/t"
     for token in site.tokens.values():
         bearer = {"Authorization": f"Bearer {token}"}
@@ -292,7 +292,7 @@ def plant_in_requests(site):
 
 
 def look_at_everything(site):
-    """Record everything that the daemon shows by itself, and the output of commands."""
+    """Record everything that the daemon shows unasked, and the output of commands."""
     site.daemon.signal(1)
     for route in ROUTES:
         path = route.path
@@ -304,7 +304,7 @@ def look_at_everything(site):
     assert b"security.refused" in records
     for process in (site.daemon.pid, *site.daemon.children()):
         site.planted.see("/proc/*/cmdline", Path(f"/proc/{process}/cmdline").read_bytes())
-        environ = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")  # only what this test put there
+        environ = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")  # only variables that this test set
         site.planted.see("/proc/*/environ", b"\n".join(each for each in environ if b"OTEL__ENDPOINT=" not in each))
     _look_by_commands(site)
     site.daemon.stop()
@@ -327,7 +327,7 @@ def _look_by_commands(site):
                     words,
                     done,
                 )
-                if secretive:  # a reader may see payloads; messages on stderr must not have them
+                if secretive:  # a reader may see payloads, but stderr must not contain them
                     where = f"plainsong {' '.join(words)}"
                     site.planted.seen[where] = done.stderr
     _look_into_the_bundle(site, at)
@@ -352,7 +352,7 @@ def _look_by_commands(site):
 
 
 def _look_into_the_bundle(site, at):
-    """Record the files of a support bundle: its recipient must not see a secret."""
+    """Record the files of a support bundle, whose recipient must not see a secret."""
     lines = "\n".join(site.daemon.lines)
     (site.folder / "daemon.log").write_text(lines)
     sections = {}

@@ -17,7 +17,7 @@ NAMES = [
     "\x00", "\n", "a\nb\n", "\r\n", "\t", "\x1b[31m", "\x7f", "\u0085", "\u2028", "\ufeff", "ünï", "e\u0301", "\u00e9",
     "\ufffd", "😀", "'\"<>&", "\\", "{producer}", "producers", "a,b;c", "x" * 255, "ü" * 127,
 ]  # fmt: skip
-#: Percent-encoded bytes that are not UTF-8: truncated, a lone continuation, overlong, a surrogate, out of range.
+#: Percent-encoded bytes that are not UTF-8: truncated, lone continuation, overlong, surrogate, out of range.
 NOT_UTF_8 = ["%FF", "%C3", "%A9", "a%FFb", "%C0%AF", "%ED%A0%80", "%F4%90%80%80"]
 TOPIC = "/v1/namespaces/ns/topics/t"
 

@@ -16,7 +16,7 @@ from tests.daemon.talk import Talk, create
 from tests.daemon.test_crash_ring import SEED, SIZES, die, live
 
 TOPIC = "produced"
-#: Frequent snapshots, so that kills fall into them.
+#: Frequent snapshots, so that some kills hit them.
 SETTINGS = ("deduplication.snapshot_entries=50", "storage.min_free_bytes=0")
 ENDS = ("storm", "drain", "storm", "pause", "storm", "leave", "storm", "start")
 

@@ -1,4 +1,4 @@
-"""Producers of the real daemon, with SIGKILL at every step: each message once, sessions and switches kept."""
+"""Producers with the real daemon and SIGKILL at every step: each message once, sessions and switches kept."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_properties_of_a_namespace_survive_a_kill(daemon):
 
 
 def test_a_producer_that_asks_after_each_lost_answer_stores_each_message_once(daemon):
-    """It sends without a pause while the daemon is killed; after each loss it opens its session and sends the rest."""
+    """The producer sends without pauses while the daemon is killed; after a lost answer it reopens its session."""
     running = daemon("deduplication.snapshot_entries=7", bind=free_address())
     create(running.address, "t")
     acknowledged = threading.Semaphore(0)

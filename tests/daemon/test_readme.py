@@ -1,4 +1,4 @@
-"""The README's first minute with Plainsong: three lines, a kill, the third line again."""
+"""The README's first minute with Plainsong: three lines, a kill, and the third line again."""
 
 from __future__ import annotations
 

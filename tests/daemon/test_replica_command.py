@@ -28,7 +28,7 @@ def s3(tmp_path_factory):
 
 @pytest.fixture(params=["file", "s3"])
 def place(request, tmp_path):
-    """The URL of an object store, and the environment with its credentials."""
+    """The URL of an object store, and an environment with its credentials."""
     if request.param == "file":
         return f"file:{tmp_path}/copy", {}
     return f"s3://{BUCKET}/{tmp_path.name}", request.getfixturevalue("s3")

@@ -1,4 +1,4 @@
-"""Staging in the real daemon, with SIGKILL before, between and during stores and publishes: each batch once."""
+"""Staging with the real daemon, and SIGKILL before, between and during stores and publishes: each batch once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_messages_staged_before_a_kill_are_published_after_it_and_only_once(daem
 
 
 def test_a_job_that_repeats_lost_requests_publishes_each_batch_once(daemon):
-    """It stores and publishes without a pause while the daemon is killed, and repeats each request until answered."""
+    """The job stores and publishes without pauses while the daemon is killed, and repeats each unanswered request."""
     running = daemon("deduplication.snapshot_entries=7", bind=free_address())
     create(running.address, "t")
     acknowledged = threading.Semaphore(0)
@@ -87,7 +87,7 @@ def test_a_job_that_repeats_lost_requests_publishes_each_batch_once(daemon):
     worker = threading.Thread(target=work)
     worker.start()
     for kill in range(KILLS):
-        for _ in range(17 + kill):  # kills at another step each time
+        for _ in range(17 + kill):  # each kill hits a different step
             acknowledged.acquire()
         running.kill()
         running.start()

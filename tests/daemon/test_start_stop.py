@@ -28,9 +28,9 @@ from tests.patience import PATIENCE_S
 from tests.storage.disks import make_read_only, small_disk, snapshot
 
 PARKED = 100
-#: Makes a daemon that waits for a request exceed ``SOON_S``.
+#: A daemon that waits for a request exceeds ``SOON_S``.
 LONG_DRAIN = "shutdown.drain_s=3600"
-#: Limit for a stop that waits for nothing: much less than ``LONG_DRAIN``.
+#: Time limit for a stop that waits for nothing; much less than ``LONG_DRAIN``.
 SOON_S = PATIENCE_S
 
 
@@ -72,7 +72,7 @@ def test_a_client_that_keeps_asking_until_the_daemon_has_stopped_is_answered_to_
                 running.signal(signal.SIGTERM)
             sock.sendall(head % (path, len(body)) + body)
             answer = sock.recv(65536).lower()
-            # The connection must never end instead of an answer.
+            # The connection must never close without an answer.
             assert answer.startswith((b"http/1.1 200", b"http/1.1 503"))
             if b"connection: close" in answer:
                 break
@@ -143,13 +143,13 @@ async def test_parked_polls_are_answered_and_the_daemon_stops_at_once(daemon, nu
         code = await trio.to_thread.run_sync(running.wait)
     left_s = time.monotonic() - begun
     print(f"left {left_s:.3f} s after the signal")
-    # Each poll would wait for 60 s, the maximum; part of that has passed before all are parked.
+    # Each poll would wait for 60 s, the maximum, part of which passes before all are parked.
     assert (code, left_s < 40) == (0, True)
     assert [(answer.status, answer.body) for answer in answers] == [(200, b"\x00")] * PARKED
 
 
 def test_a_second_signal_ends_it_at_once(daemon):
-    """The first one waits for a body that never arrives."""
+    """After the first signal the daemon waits for a body that never arrives."""
     running = daemon("shutdown.drain_s=600", "http.body_timeout_s=600", forked=False)
     create(running.address, "t")
     with socket.create_connection(running.address) as half:
@@ -229,7 +229,7 @@ def test_newer_and_damaged_stores_are_refused_and_never_repaired(daemon, tmp_pat
 
 
 def rows_of(directory: Path) -> dict[str, bytes]:
-    """Return LevelDB's files, except its own log."""
+    """Return LevelDB's files, except its text log."""
     return {name: data for name, data in snapshot(directory / "volumes").items() if "LOG" not in name}
 
 
@@ -252,13 +252,13 @@ def test_the_service_manager_is_notified(daemon, tmp_path):
         said: list[bytes] = []
 
         def listen() -> None:
-            """Receive constantly, as a service manager does: the daemon drops a message if ten are waiting."""
+            """Receive constantly, as a service manager does: the daemon drops a notification while ten are queued."""
             while said[-1:] != [b"STOPPING=1"]:
                 said.append(manager.recv(100))
 
         listening = threading.Thread(target=listen, daemon=True)
         listening.start()
-        # Every half a second, so that ten messages last longer than a stall of this process.
+        # A notification every half second, so that a queue of ten outlasts a stall of this process.
         running = daemon(environ={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"})
         eventually("it reports that it is alive", lambda: said.count(b"WATCHDOG=1") > 2)
         assert running.stop() == 0
@@ -293,7 +293,7 @@ def test_the_procfile_starts_it_on_the_port_of_the_environment(tmp_path):
 
 
 def test_a_daemon_killed_while_it_makes_its_directory_can_start_there(daemon, tmp_path):
-    """It is killed at successively later moments of its first start."""
+    """The daemon is killed at successively later moments of its first start."""
     whole_s = daemon(forked=False).start_s
     for part in (0.75, 0.95):
         with ExitStack() as stack:

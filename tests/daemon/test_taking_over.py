@@ -1,4 +1,4 @@
-"""Real daemons, a primary and its standbys, over a real S3 server: killed, frozen, switched, and joined again."""
+"""Real daemons, a primary and its standbys, over a real S3 server: killed, frozen, switched, and rejoined."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.storage.replication.s3_server import BUCKET, TOOLS, s3_server
 
 QUICK = ("replication.interval_ms=20", "replication.timeout_s=5")
 BY_HAND = ("replication.lease_s=0",)
-#: Long enough for a primary on a busy machine to renew it.
+#: Long enough for a primary on a busy machine to renew the lease.
 LEASE = ("replication.lease_s=10",)
 #: A planned switch does not wait for the lease.
 LONG_LEASE = ("replication.lease_s=600",)
-#: Rounds of the tests that kill or freeze a primary; STANDBY_ROUNDS=50 for many.
+#: Rounds of the tests that kill or freeze a primary; set STANDBY_ROUNDS=50 for many.
 ROUNDS = int(os.environ.get("STANDBY_ROUNDS", "0"))
 
 
@@ -45,7 +45,7 @@ def place(tmp_path, s3):
 
 
 class Site:
-    """The daemons of one log, each with a port of its own."""
+    """The daemons of one log, each with its own port."""
 
     def __init__(self, tmp_path, place, *sets):
         self.tmp_path, self.place, self.sets = tmp_path, place, sets
@@ -161,7 +161,7 @@ def all_counts(url):
 
 
 def follows(standby, primary):
-    """True if a standby has everything that the primary has."""
+    """True if a standby has everything that its primary has."""
     found, wanted = state(standby), state(primary)
     return found.get("countedCommit") is not None and found["countedCommit"] == wanted["lastCommit"]
 

@@ -1,4 +1,4 @@
-"""A client process that is killed before, between and after its requests: its transaction is whole or absent."""
+"""A client process is killed before, between and after its requests: its transaction is complete or absent."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.daemon.transactional_writers import Plot, settle
 from tests.patience import PATIENCE_S
 
 PROGRAM = Path(__file__).with_name("transactional_program.py")
-#: Far more requests than the program makes.
+#: Far more requests than the program sends.
 ENOUGH = 40
 
 
 @asynccontextmanager
 async def watched(tmp_path, plot, *, aborting=True):
-    """A daemon whose topics are read constantly; at the end, everything is checked."""
+    """Run a daemon whose topics are read constantly, and check everything at the end."""
     place = Place()
     with Daemon(tmp_path / "data", "storage.min_free_bytes=0", "retention.interval_s=0.1") as daemon:
         for topic in TOPICS:
@@ -71,7 +71,7 @@ def note(plot, name, began_s, said):
         plot.transactions.append(transaction)
         for topic in TOPICS:
             payloads = tuple(b"%s.%d in %s" % (name.encode(), number, topic.encode()) for number in range(3))
-            if transaction.asked_s < inf:  # all of it was published before
+            if transaction.asked_s < inf:  # everything was published before
                 plot.requests.append(Request(topic, payloads, transaction, "acknowledged"))
             else:
                 plot.requests += [Request(topic, (payload,), transaction) for payload in payloads]
@@ -106,7 +106,7 @@ async def test_transactions_of_clients_that_die_before_any_request_are_whole_or_
 
 
 async def die_waiting(daemon, plot, mark, end):
-    """Kill a client after it has sent this request and before it gets the answer."""
+    """Kill a client after it has sent this request, before it gets the answer."""
     with Proxy(daemon.address) as proxy:
         proxy.after[mark] = "swallow"
         began_s, name = time.monotonic(), mark.decode().strip("/")

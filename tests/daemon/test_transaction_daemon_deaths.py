@@ -1,4 +1,4 @@
-"""The daemon is killed in the system call that writes a step of a transaction, or that makes it durable."""
+"""The daemon is killed in the system call that writes a transaction's step, or in the one that makes it durable."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from tests.ports import free_address
 TOPICS = ("one", "two", "three")
 SETTINGS = ("storage.min_free_bytes=0",)
 STEPS = ("begin", "store", "publish", "prepare", "commit")
-#: System calls with their number: before anything is written, within a long write, and before it is durable.
+#: System calls with their number: before anything is written, within a long write, and before the write is durable.
 BEFORE, IN_THE_MIDDLE, BEFORE_THE_SYNC = ("write", 1), ("write", 20), ("fdatasync", 1)
-#: Far longer than a transaction of a few messages, or of 30 000, takes on a busy machine that stalls.
+#: Far longer than a transaction of a few messages, or one of 30 000, takes on a busy machine that stalls.
 TIMEOUT_S, LONG_TIMEOUT_S = 12, 120
 MANY = 30_000
-#: The delay of a call at its entry: enough to read strace's line and send SIGKILL on a busy machine.
+#: Each call is delayed by this at its entry: enough to read strace's line and send SIGKILL on a busy machine.
 HELD_FOR_US = 250_000
 
 
 class Killer:
-    """Kills a daemon at the entry of its n-th system call of a kind from now on, in any thread.
+    """Kills a daemon at the entry of its n-th system call of a kind, counted from now, in any thread.
 
-    strace counts calls per thread, so they are counted here; each call is delayed until it has been read.
+    strace counts calls per thread, so this class counts them; each call is delayed until its line has been read.
     """
 
     def __init__(self, daemon: Daemon, call: str, when: int) -> None:
@@ -84,7 +84,7 @@ class Harness:
         self.numbers = count()
 
     async def live_and_die(self, step: str, call: str, when: int, stored: int = 3) -> bool:
-        """Run a transaction during which the daemon is killed at this step; return True if it was."""
+        """Run a transaction, and kill the daemon at this step of it; return True if it was killed."""
         end = "abort" if step == "abort" else "commit"
         self.place.opened(self.daemon.address)
         killer, work, killed = None, None, False
@@ -100,7 +100,7 @@ class Harness:
             killed = True
         if killer is not None:
             killer.end()
-            killed = killed or killer.killed  # perhaps in a background call, after the last answer
+            killed = killed or killer.killed  # possibly in a background call after the last answer
         if killed:
             self.place.closed()
             await trio.to_thread.run_sync(self.daemon.wait)
@@ -141,7 +141,7 @@ async def harness(tmp_path):
             yield harness
             readers.cancel_scope.cancel()
         async with await Talk.to(daemon.address) as talk:
-            await check_all(talk, harness.plot, TOPICS[::-1])  # the first is read singly: the shortest
+            await check_all(talk, harness.plot, TOPICS[::-1])  # the first, which is read singly, is the shortest
 
 
 @pytest.mark.parametrize(("call", "when"), [BEFORE, BEFORE_THE_SYNC], ids=["before it writes", "before it syncs"])
@@ -191,7 +191,7 @@ def test_a_client_stores_and_commits_many_messages_through_kills_of_the_daemon(t
                 daemon.start()
                 for topic in TOPICS[:2]:
                     assert not client.poll(topic)
-            may_commit.set()  # only after those reads, however fast the last restart was
+            may_commit.set()  # not before those reads, however fast the last restart was
             thread.join(PATIENCE_S)
             assert not failures, failures
             for parity, topic in enumerate(TOPICS[:2]):

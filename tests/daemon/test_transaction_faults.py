@@ -22,7 +22,7 @@ from tests.storage.disks import fill, small_disk
 
 TOPICS = ("one", "two")
 RNG = Random(3)
-#: Time-out of transactions that must not time out, however long a full disk delays them.
+#: Time-out for transactions that must not time out, however long a full disk delays them.
 LONG_S = 600
 
 
@@ -98,10 +98,11 @@ async def test_transactions_stay_whole_when_the_clock_is_an_hour_back_or_ahead_a
             async with await Talk.to(daemon.address) as talk:
                 await look(talk, plot)
                 for end in ("commit", "abort", None):
-                    # Only an abandoned transaction may time out, on a busy machine perhaps before all is published.
+                    # Only an abandoned transaction may time out; on a busy machine that may happen before everything is
+                    # published.
                     timeout_s = 2 if end is None else LONG_S
                     work = await begun(talk, plot, f"{end} at {len(plot.transactions)}", timeout_s=timeout_s)
-                    # The wall clock, which is set here, does not determine its time-out.
+                    # Its time-out does not depend on the wall clock, which this test sets.
                     work.transaction.expires_ms = int(time.time() + 7200) * 1000
                     with suppress(NotDone) if end is None else nullcontext():
                         for topic in TOPICS:

@@ -1,4 +1,4 @@
-"""The ring of transactions: the real daemon, killed repeatedly, never shows part of one, nor what was undone."""
+"""The ring of transactions: the real daemon, killed repeatedly, never shows part of one, or messages rolled back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.daemon.transactional_rest import SINGLY, check_all
 from tests.daemon.transactional_writers import Plot, writer
 
 TOPICS = ("one", "two", "three")
-#: Cleaning and rolling back of invalid transactions run constantly.
+#: With these, cleaning and the rollback of invalid transactions run constantly.
 SETTINGS = ("retention.interval_s=0.1", "retention.step_rows=20", "storage.min_free_bytes=0")
 #: How the daemon ends, in this order.
 ENDS = ("storm", "pause", "start", "storm", "leave", "storm")
@@ -56,10 +56,10 @@ async def ring(
     """Run and kill ``cycles`` times, then read everything and check the history.
 
     Args:
-      readers_pause_s: between two polls of each reader; None: the default of each kind.
-      make: makes the daemon; its ``start`` starts it again.
+      readers_pause_s: pause between two polls of each reader; None for the default of each kind.
+      make: makes the daemon; the daemon's ``start`` restarts it.
       restored: see ``check_all``.
-      most_a_life: how many transactions may end before the daemon is killed.
+      most_a_life: the number of transactions that may end before the daemon is killed.
     """
     print(f"PLAINSONG_RING_SEED={seed}")
     rng, place, plot = Random(seed), Place(), Plot()
@@ -97,7 +97,7 @@ async def live(daemon: Daemon, place: Place, rng: Random, most: int) -> None:
 
 
 async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
-    """End the daemon: under load, after a freeze, once it has stopped, or again while it starts."""
+    """End the daemon: under load, after a freeze, after it has stopped, or again while it starts."""
     if how == "pause":
         daemon.signal(signal.SIGSTOP)
         await trio.sleep(rng.random() * 1.2)  # transactions time out during it
@@ -109,6 +109,6 @@ async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
     place.closed()
     if how == "start":
         daemon.spawn()
-        # A forked daemon has no imports to do: most of its start is recovery.
+        # A forked daemon imports nothing, so most of its start is recovery.
         await trio.sleep(daemon.start_s * (0.3 + 0.8 * rng.random()))
         daemon.kill()

@@ -1,4 +1,4 @@
-"""The systemd units: the score of their sandbox, and a daemon that runs within it."""
+"""The systemd units: their sandbox's score, and a daemon that runs inside it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DAEMONS = ("etc/plainsong.service", "etc/cluster/plainsong@.service")
 UNITS = (*DAEMONS, "etc/plainsong-on@.service")
-#: On systemd-analyze's scale from 0 (isolated from everything) to 10 (everything allowed).
+#: On systemd-analyze's scale from 0 (completely isolated) to 10 (everything allowed).
 MOST_EXPOSED = 1.5
 
 needs_analyze = pytest.mark.skipif(
@@ -95,7 +95,7 @@ def calls_of(name: str) -> set[str]:
 def test_a_daemon_makes_no_system_call_that_its_unit_refuses(tmp_path):
     trace = tmp_path / "trace"
     wrapper = ["strace", "-D", "-f", "-qq", "-c", "-o", str(trace)]
-    # As under the unit, where the limit on open files need not be raised.
+    # As under the unit, under which the limit on open files need not be raised.
     settings = ("http.processes=2", "http.max_connections=100")
     with Daemon(tmp_path / "data", *settings, wrapper=wrapper) as daemon:
         with Client("http://{}:{}".format(*daemon.address)) as client:
@@ -113,7 +113,7 @@ def test_a_daemon_makes_no_system_call_that_its_unit_refuses(tmp_path):
     assert made - allowed_calls() == set()
 
 
-#: linux/prctl.h. From here on, writable memory cannot become executable, also in children and after exec.
+#: From linux/prctl.h. After this call writable memory cannot become executable, even in children and after exec.
 PR_SET_MDWE, REFUSE_EXEC_GAIN = 65, 1
 WITHOUT_CODE_FROM_DATA = (
     "import ctypes, os, sys\n"
@@ -141,7 +141,7 @@ def test_a_daemon_needs_no_memory_that_is_both_written_and_run(tmp_path):
 
 
 def test_the_secured_drop_in_starts_a_daemon_with_names_grants_and_tls_from_its_credentials(tmp_path):
-    """It has the drop-in's settings, and its files as systemd places them: mode 0400, in their own directory."""
+    """The daemon has the drop-in's settings, and its files as under systemd: mode 0400, in their own directory."""
     given, etc = tmp_path / "credentials", tmp_path / "etc"
     given.mkdir(mode=0o700)
     etc.mkdir()

@@ -1,4 +1,4 @@
-"""Values at both ends of their ranges are stored through every protocol, and read through every other after a restart."""
+"""Extreme values are stored through every protocol, and after a restart read through every other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 LONG = 255
-#: The largest payload of one request with default settings is 8 MiB; this one also fits as base64.
+#: With default settings a request's largest payload is 8 MiB; this one also fits as base64.
 LARGE = bytes(range(256)) * (16 << 10)
 ATTRIBUTES: list[dict[str, str]] = [
     {},
@@ -101,7 +101,7 @@ def by_websocket(daemon: Daemon, namespace: str, topic: str) -> None:
 
 
 def by_command_line(daemon: Daemon, namespace: str, topic: str) -> None:
-    for payload, attributes in VALUES[:-1]:  # no command line holds the last one
+    for payload, attributes in VALUES[:-1]:  # the last one does not fit on a command line
         words = [f"--attribute={name}={value}" for name, value in attributes.items()]
         text = base64.b64encode(payload).decode()
         done = run_plainsong(

@@ -1,7 +1,7 @@
-"""Everything that can be wrong with what transactions wrote and readers saw: a pure function over their history.
+"""A pure function that finds all anomalies in a history of transactions and readers.
 
-Pages of uncommitted readers are compared with the log of their topic, those of transactional readers with its messages
-that are plain or of committed transactions.
+Pages of uncommitted readers are compared with their topic's log, and those of transactional readers with the log's
+messages that are plain or belong to committed transactions.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from math import inf
 
 from tests.daemon.transactional_history import Anomaly, Kind, Log, Page, Request, Transaction
 
-#: A transaction may hold readers this long after its time-out: a timer and a commit on a busy machine.
+#: A transaction may block readers for this time after its time-out: a timer and a commit on a busy machine.
 GRACE_MS = 15_000
 
 Unit = Transaction | Request
-"""Becomes visible at one moment."""
+"""A set of messages that become visible at one moment."""
 
 
 @dataclass(slots=True)
 class _Face:
-    """A log as one kind of reader has to see it."""
+    """A log as one kind of reader must see it."""
 
     ids: list[bytes]
     payloads: dict[bytes, bytes]
@@ -38,7 +38,7 @@ class _History:
     by_pointer: dict[int, Transaction]
     faces: dict[tuple[str, bool], _Face] = field(default_factory=dict)
     known_s: dict[tuple[Unit, bool], float] = field(default_factory=dict)
-    """Since when a unit was certainly visible to (``True``) transactional readers."""
+    """The time from which a unit was certainly visible to transactional (``True``) or other readers."""
 
     def unit(self, request: Request, *, transactional: bool) -> Unit:
         return request.transaction if transactional and request.transaction is not None else request
@@ -47,7 +47,7 @@ class _History:
 def check(
     transactions: Iterable[Transaction], requests: Iterable[Request], pages: Sequence[Page], logs: Iterable[Log]
 ) -> list[Anomaly]:
-    """Return everything that is wrong with the history of some topics."""
+    """Return all anomalies in the history of some topics."""
     requests = [request for request in requests if request.payloads]
     history = _History(
         {log.topic: log for log in logs},
@@ -98,8 +98,8 @@ def _of_requests(history: _History, requests: Iterable[Request]) -> Iterator[Ano
         if request.transaction is None:
             continue
         turned = sum(pointer < 0 for pointer in rows)
-        # The rollback of an invalid transaction may be half done: a kill fell between two of its writes. That is no
-        # anomaly, since transactional readers see neither half, and the janitor repeats the rollback. An abort is
+        # The rollback of an invalid transaction may be half done, after a kill between two of its writes. That is not
+        # an anomaly, since transactional readers see neither half, and the janitor repeats the rollback. An abort is
         # acknowledged only after its last write.
         if 0 < turned < len(rows) and request.transaction.state != "invalid":
             yield Anomaly("torn", f"{turned} of {len(rows)} are rolled back: {name}")
@@ -147,7 +147,7 @@ def _view_of(page: Page) -> object:
 
 
 def _learn(history: _History, requests: Iterable[Request], pages: Iterable[Page]) -> dict[object, set[Unit]]:
-    """Compute since when each unit was certainly visible; return the units that each view showed."""
+    """Compute the time from which each unit was certainly visible; return the units that each view showed."""
     known = defaultdict(lambda: inf, history.known_s)
     for request in requests:
         known[request, False] = known[request, True] = request.ended_s
@@ -173,7 +173,7 @@ def _is_in_order(page: Page) -> bool:
 
 
 def _of_page(history: _History, page: Page) -> Iterator[Anomaly]:
-    """Check the messages of a page, and those it skipped."""
+    """Check the messages of a page, and those that it skipped."""
     face = history.faces[page.topic, page.transactional]
     there = {message_id for message_id, _ in page.messages}
     for message_id in face.ids[bisect_left(face.ids, page.since) : bisect_right(face.ids, _last(page))]:
@@ -190,7 +190,7 @@ def _of_page(history: _History, page: Page) -> Iterator[Anomaly]:
 
 
 def _of_end(history: _History, page: Page, seen: set[Unit]) -> Iterator[Anomaly]:
-    """Check where a page ended: messages that it should have included."""
+    """Check the end of a page for messages that it should have included."""
     if page.end == "more":
         return
     face = history.faces[page.topic, page.transactional]
@@ -225,7 +225,7 @@ def _of_holder(history: _History, page: Page, holder: Transaction, seen: set[Uni
 
 
 def _first_row(history: _History, page: Page, holder: Transaction | None) -> bytes | None:
-    """Return the first row of the transaction that held the page, after the page; None if there is none."""
+    """Return the first row after the page of the transaction that blocked it; None if there is none."""
     pointers = holder.pointers if holder else ()
     end = max(_last(page), _before(page.since))
     rows = history.logs[page.topic].rows
@@ -234,10 +234,10 @@ def _first_row(history: _History, page: Page, holder: Transaction | None) -> byt
 
 
 def _last(page: Page) -> bytes:
-    """Return the last id that the page passed; empty if none."""
+    """Return the last id that the page passed; empty if it passed none."""
     return max([message_id for message_id, _ in page.messages[-1:]] + [page.through or b""])
 
 
 def _before(since: bytes) -> bytes:
-    """Return a bound below every id from ``since`` on, and not below any id before ``since``."""
+    """Return a bound below every id from ``since`` on, but not below any id before ``since``."""
     return (int.from_bytes(since, "big") - 1).to_bytes(len(since), "big") if any(since) else b""

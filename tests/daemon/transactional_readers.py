@@ -1,4 +1,4 @@
-"""Readers of every kind, with records of what they see: uncommitted, committed, with snapshots, of several topics."""
+"""Readers of every kind that record what they see: uncommitted, committed, with snapshots, of several topics."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _views = count(1)
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """The parameters of a reader: ``committed`` or not, or with its own snapshot."""
+    """A reader's parameters: ``committed`` or not, or with its own snapshot."""
 
     committed: bool
     limit: int | None = None
     encoding: str = "frames"
     wait_ms: int = 0
     inclusive: bool = False
-    """Ask for the last message again, and expect it."""
+    """True if each poll requests the last message again, and expects it."""
     snapshot: bytes | None = None
     view: int | None = None
     begun_s: tuple[float, float] | None = None
@@ -92,7 +92,7 @@ async def read_page(talk: Talk, topic: str, habit: Habit, position: bytes | None
 
 
 async def reader(place: Place, topic: str, habit: Habit, plot: Plot, pause_s: float = PAUSE_S) -> None:
-    """Read until the ring is over, with pauses; after a death of the daemon, continue at the same position."""
+    """Read until the ring is over, with pauses; after the daemon's death, continue at the same position."""
     position: bytes | None = None
     while not place.over:
         try:
@@ -107,7 +107,7 @@ async def reader(place: Place, topic: str, habit: Habit, plot: Plot, pause_s: fl
 
 
 async def snapshot_reader(place: Place, topics: Sequence[str], plot: Plot, rng: Random, pause_s: float = 0.05) -> None:
-    """Repeatedly read all topics inside a transaction, each time from where an earlier one ended."""
+    """Repeatedly read all topics inside a transaction, each time from the end of an earlier read."""
     froms: dict[str, bytes | None] = dict.fromkeys(topics)
     while not place.over:
         try:
@@ -146,7 +146,7 @@ async def _read_inside(
 async def many_reader(
     place: Place, topics: Sequence[str], plot: Plot, limit: int | None, pause_s: float = 0.02
 ) -> None:
-    """Read all topics, committed, with one request for all."""
+    """Read all topics, committed, with one request."""
     froms: dict[str, bytes | None] = dict.fromkeys(topics)
     while not place.over:
         try:
@@ -183,7 +183,7 @@ async def _read_many(talk: Talk, froms: dict[str, bytes | None], plot: Plot, lim
 async def read_to_the_end(
     talk: Talk, topic: str, habit: Habit, plot: Plot, position: bytes | None = None
 ) -> bytes | None:
-    """Read pages into the plot until one is the last; return the last position."""
+    """Read pages into the plot up to the last one; return the last position."""
     while True:
         position = await read_page(talk, topic, habit, position, plot)
         if plot.pages[-1].end != "more":

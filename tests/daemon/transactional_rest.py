@@ -1,4 +1,4 @@
-"""The checks after a ring: everything is decided, every reader can read to the end, and there is no anomaly."""
+"""The checks after a ring: every transaction is decided, every reader can read to the end, and there is no anomaly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.daemon.transactional_readers import Habit, log_of, read_to_the_end
 from tests.daemon.transactional_writers import Plot, settle
 from tests.patience import PATIENCE_S
 
-#: This many messages at the end of a topic are read one by one, with a request each.
+#: Number of messages at the end of a topic that are read one by one, with a request each.
 SINGLY = 200
 
 
@@ -28,13 +28,13 @@ async def check_all(
     restored: bool = False,
     repeated: bool = False,
 ) -> tuple[Counter[str], int]:
-    """Return how many transactions ended in each state, and how many pages were held.
+    """Return the number of transactions that ended in each state, and the number of pages that were blocked.
 
     Args:
-      singly: how many messages at the end of the first topic are read one by one; None: all.
-      restored: True if the store was restored in between, which drops the messages of what is not committed.
-      repeated: wait until the janitor has rolled back all messages of invalid transactions, also those that a kill
-        left half done. Needs a short ``retention.interval_s``.
+      singly: the number of messages at the end of the first topic that are read one by one; None for all.
+      restored: True if the store was restored in between, which drops the messages of uncommitted transactions.
+      repeated: True to wait until the janitor has rolled back all messages of invalid transactions, including those
+        that a kill left half done. Needs a short ``retention.interval_s``.
     """
     await settle(talk, plot)
     seen = len(plot.pages)
@@ -61,7 +61,7 @@ async def logs_of(talk: Talk, topics: Sequence[str]) -> list[Log]:
 
 
 async def rolled_back(talk: Talk, plot: Plot, topics: Sequence[str]) -> list[Log]:
-    """Return the logs once no message of an invalid transaction is left as it was written."""
+    """Return the logs once every message of an invalid transaction has been rolled back."""
     invalid = {pointer for each in plot.transactions if each.state == "invalid" for pointer in each.pointers}
     with trio.fail_after(PATIENCE_S):
         while True:
@@ -72,9 +72,9 @@ async def rolled_back(talk: Talk, plot: Plot, topics: Sequence[str]) -> list[Log
 
 
 def without_undone(plot: Plot, logs: Sequence[Log]) -> list[Log]:
-    """Remove from requests, logs and pages of uncommitted readers what a restore may have dropped.
+    """Remove messages that a restore may have dropped from requests, logs and pages of uncommitted readers.
 
-    Pages of transactional readers keep it: they must never have shown it.
+    Pages of transactional readers are unchanged: they must never have shown these messages.
     """
     undone = {
         payload
@@ -86,7 +86,7 @@ def without_undone(plot: Plot, logs: Sequence[Log]) -> list[Log]:
     holders = {pointer for each in plot.transactions if each.state != "committed" for pointer in each.pointers}
     for at, page in enumerate(plot.pages):
         if page.end == "held" and page.held_by in holders:
-            plot.pages[at] = replace(page, end="more")  # the row that held it is gone
+            plot.pages[at] = replace(page, end="more")  # the row that blocked the reader is gone
         elif not page.transactional:
             plot.pages[at] = replace(page, messages=tuple(each for each in page.messages if each[1] not in undone))
     return [Log(log.topic, [row for row in log.rows if row[1] not in undone]) for log in logs]

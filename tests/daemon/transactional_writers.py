@@ -1,4 +1,4 @@
-"""Clients that write in transactions while the daemon is killed: they commit, abort, die, or lose their connection."""
+"""Clients that write in transactions while the daemon gets killed: they commit, abort, die, or get disconnected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TX = "/v1/transactions"
 
 
 class NotDone(Exception):
-    """The daemon refused; nothing happened, unless ``unknown``."""
+    """The daemon refused the request; nothing happened, unless ``unknown``."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.code)
@@ -36,7 +36,7 @@ class NotDone(Exception):
 
 @dataclass(slots=True)
 class Plot:
-    """The records of all topics together."""
+    """The records of all topics."""
 
     transactions: list[Transaction] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -55,7 +55,7 @@ def said(answer: Answer) -> Any:
 
 
 async def begin(talk: Talk, plot: Plot, name: str, timeout_s: int) -> tuple[Transaction, dict[str, Any]]:
-    """Begin a transaction; return it with the whole answer."""
+    """Begin a transaction; return it and the complete answer."""
     begun = await done(talk, "POST", TX, {"timeoutSeconds": timeout_s, "clientId": name})
     transaction = Transaction(begun["id"], begun["expires"], {begun["writePointer"]})
     plot.transactions.append(transaction)
@@ -71,7 +71,7 @@ async def decide(talk: Talk, transaction: Transaction, verb: str) -> None:
     except NotDone as refused:
         if refused.code not in ("transaction_not_in_progress", "transaction_not_found"):
             raise
-        # "Not found": a kill lost its begin, before anything was published in it.
+        # "Not found" means that a kill lost its begin, before anything was published in it.
         is_committed = verb != "commit" and refused.code == "transaction_not_in_progress"
         state = "committed" if is_committed else "undone"
     if state == "committed":
@@ -116,7 +116,7 @@ class Work:
         self.pointer = begun["writePointer"]
 
     async def prepare(self) -> None:
-        """Prepare with a change that conflicts with no other."""
+        """Prepare, with a change that conflicts with no other."""
         assert self.transaction is not None
         changes = [b64encode(self.name.encode()).decode()]
         await done(self.talk, "POST", f"{TX}/{self.transaction.id}/prepare", {"changes": changes})
@@ -137,7 +137,7 @@ class Work:
         await self._publish_all()
 
     async def _stored(self) -> None:
-        """Store in several requests, then publish, with a further message for some topics."""
+        """Store in several requests, then publish, for some topics with one more message."""
         for topic in self.topics:
             stores = [await self.store(topic) for _ in range(self.rng.choice((1, 3)))]
             inline = self.rng.choice((True, False))
@@ -145,7 +145,7 @@ class Work:
         await self.end(self.rng.choice(("commit", "commit", "abort")))
 
     async def _redo(self) -> None:
-        """Roll back a first attempt by the range of its rows, and commit a second."""
+        """Roll back a first attempt by its range of rows, and commit a second one."""
         for topic in self.topics:
             request, answered = await self.publish(topic)
             request.rolled_back = "perhaps"
@@ -164,7 +164,7 @@ class Work:
         await self.end(self.rng.choice(("commit", "abort")))
 
     async def _wipe(self) -> None:
-        """Roll back by pointer only, as a participant does, then abort."""
+        """Roll back by the pointer alone, as a participant does, then abort."""
         await self._publish_all()
         for topic in self.topics:
             await done(self.talk, "POST", topic_path(topic, "/rollback"), {"transactionWritePointer": self.pointer})
@@ -233,13 +233,13 @@ async def writer(place: Place, plot: Plot, name: str, topics: Sequence[str], rng
                         cut_off = work.transaction
                         raise
                     place.count(acknowledged=1)
-                    await trio.sleep(pause_s)  # like a real client, which pauses between transactions
+                    await trio.sleep(pause_s)  # as real clients do between transactions
         except (ConnectionLost, NotConnected, NotDone):
             await trio.sleep(0.01)
 
 
 async def settle(talk: Talk, plot: Plot, *, aborting: bool = True) -> None:
-    """Ask the service for the outcome of every transaction; open ones time out soon, or are aborted."""
+    """Get every transaction's outcome from the service; open ones time out soon, or are aborted."""
     for transaction in plot.transactions:
         with trio.fail_after(PATIENCE_S):
             while True:

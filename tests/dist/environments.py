@@ -1,4 +1,4 @@
-"""Environments with exactly the packages that a wheel requires."""
+"""Virtual environments with exactly the packages that a wheel requires."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def metadata_of(wheel: Path) -> Message:
 
 
 def required(wheel: Path) -> dict[str, Distribution]:
-    """Return the packages that it requires without extras, and theirs, as installed here; ours left out."""
+    """Return the packages that the wheel requires without extras, and their requirements, as installed, except ours."""
     found: dict[str, Distribution] = {}
     waiting = [Requirement(each) for each in metadata_of(wheel).get_all("Requires-Dist", [])]
     while waiting:
@@ -42,7 +42,7 @@ def required(wheel: Path) -> dict[str, Distribution]:
 
 
 def is_compiled(package: Distribution) -> bool:
-    """True if a package has extension modules, which load in one version of Python only."""
+    """True if a package has extension modules, which load only in one version of Python."""
     return any(path.suffix == ".so" for path in package.files or ())
 
 
@@ -59,7 +59,7 @@ def environment(
     """
     wheels = list(wheels)
     own = base == sys.executable
-    # The pip of another version may not run there: that environment gets its Python's own.
+    # Our pip may not run in another version of Python, so that environment gets the pip of its own Python.
     subprocess.run([base, "-m", "venv", *(["--without-pip"] if own else []), str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     for wheel in wheels:
@@ -79,7 +79,7 @@ def environment(
 
 
 def run(python: Path, *command: str, cwd: Path | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a program next to the interpreter, or the interpreter itself."""
+    """Run a program from the interpreter's folder, or the interpreter itself."""
     program = python if command[0] == "python" else python.with_name(command[0])
     done = subprocess.run(
         [str(program), *command[1:]],

@@ -1,4 +1,4 @@
-"""The published wheels: each of the three, installed into an environment with exactly its requirements."""
+"""The three published wheels, each installed into an environment with exactly its requirements."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_verb_of_a_distribution_that_is_not_installed_says_so_and_what_to_inst
 
 # --- the manual and the shells -----------------------------------------------------------------------
 
-#: Ask each shell, with the installed script as $1, for its completions; zsh's own functions print them instead.
+#: Commands that ask each shell for completions, with the installed script as $1; in zsh, its own functions print them.
 ASKED = {
     "bash": 'source "$1"; COMP_WORDS=(plainsong pu); COMP_CWORD=1; _plainsong_completion plainsong; printf "%s\\n" $COMPREPLY',
     "zsh": "compdef() { : }; _describe() { print -l -- ${(P)3} }; compadd() { print -l -- $@ }; "
@@ -291,7 +291,7 @@ def test_the_pages_are_correct_roff():
     done = subprocess.run(
         ["mandoc", "-T", "lint", "-W", "warning", *pages], capture_output=True, text=True, check=False
     )
-    # They have no date, so that they change only with their content.
+    # The pages have no date, so that they change only with their content.
     assert [line for line in done.stdout.splitlines() if "missing date" not in line] == []
     assert len(pages) == len(VERBS) + 1
 

@@ -1,4 +1,4 @@
-"""The examples as processes: run to their end, or started, killed and started again."""
+"""The examples as processes: run to their end, or started, killed and restarted."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def run(name: str, url: str, *words: str | Path, **environ: str) -> str:
 
 
 def eventually(what: str, holds: Callable[[], Any]) -> Any:
-    """Like the harness's, with a time limit for several processes that start."""
+    """Like the harness's function, with a time limit that lets several processes start."""
     return harness.eventually(what, holds, PATIENCE_S)
 
 
 class Program:
-    """An example that is started, killed, and started again; ended with its test. Its output goes to a file."""
+    """An example that is started, killed and restarted, and ends with its test. Its output goes to a file."""
 
     def __init__(self, log: Path, name: str, url: str, *words: str | Path) -> None:
         self.command = command(name, url, *words)
@@ -55,7 +55,7 @@ class Program:
             self._process = subprocess.Popen(self.command, env=clean_environ(), stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """Kill the program alone; its children live on, as in reality."""
+        """Kill only the program; its children keep running, as in reality."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(PATIENCE_S)
@@ -84,14 +84,14 @@ def mortal(*programs: Program) -> Iterator[None]:
 
 @contextmanager
 def lasting_daemon(tmp_path: Path) -> Iterator[tuple[Daemon, str]]:
-    """A daemon that keeps its address when it is killed and started again."""
+    """A daemon that keeps its address when it is killed and restarted."""
     address = f"127.0.0.1:{free_port()}"
     with Daemon(tmp_path / "data", bind=address) as daemon:
         yield daemon, f"http://{address}"
 
 
 def kill_now_and_then(chance: random.Random, times: int, *victims: Program | Daemon) -> None:
-    """Kill one of them and start it again, ``times`` times, at moments that the seed chooses."""
+    """Kill and restart one of them, ``times`` times, at moments drawn by ``chance``."""
     for _ in range(times):
         time.sleep(chance.uniform(0.05, 0.6))
         victim = chance.choice(victims)

@@ -1,4 +1,4 @@
-"""Dataset accesses: trail, registry and lineage agree with the topic, also after kills."""
+"""Dataset accesses: trail, registry and lineage agree with the topic, even after kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control messages: every addressed container obeys, in one order, also while the daemon is restarted."""
+"""Control messages: every addressed container obeys, in the same order, even across restarts of the daemon."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.examples.programs import Program, eventually, lasting_daemon, mortal,
 
 
 def answers(client: Client) -> list[tuple[str, str, str | None]]:
-    """Return container, text and answered message of each answer."""
+    """Return each answer's container, text and the message that it answers."""
     return [
         (each.attributes["container"], each.value, each.attributes.get("to"))
         for each in client.read("answers", serializer=TEXT)

@@ -1,4 +1,4 @@
-"""The index of metadata: the result of edits, each of which counts once although the indexer is killed."""
+"""The metadata index: the result of edits, each of which counts once although the indexer is killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_edits_are_found_by_the_entities_they_changed(url: str, namespace: str, 
     assert run("metadata_index", url, *words, "search", "gold") == (
         'dataset:orders {"properties": {"owner": "finance", "format": "parquet"}, "tags": ["pii", "gold"]} after 7 changes\n'
     )
-    with Client(url, namespace=namespace) as client:  # an edit is one piece, with the entity as its routing key
+    with Client(url, namespace=namespace) as client:  # an edit is complete, and has the entity as its routing key
         keys = [message.attributes["routingKey"] for message in client.read("metadata-changes", serializer=JSON)]
         assert (
             keys
@@ -58,7 +58,7 @@ def test_every_change_is_applied_once_although_indexer_and_daemon_are_killed(tmp
 
 
 def folded(client: Client) -> dict[str, tuple[dict[str, str], list[str], int]]:
-    """Return properties, tags and number of changes of each entity, computed from the topic."""
+    """Return each entity's properties, tags and number of changes, computed from the topic."""
     entities: dict[str, tuple[dict[str, str], list[str], int]] = {}
     for message in client.read("metadata-changes", serializer=JSON):
         properties, tags, changes = entities.get(message.value["entity"], ({}, [], 0))
@@ -72,9 +72,9 @@ def folded(client: Client) -> dict[str, tuple[dict[str, str], list[str], int]]:
 
 
 def indexed(directory: Path) -> dict[str, Any]:
-    """Return the content of the index; empty before the indexer has created its tables."""
+    """Return the index's content; empty before the indexer has created its tables."""
     with closing(sqlite3.connect(directory / "index.db", timeout=PATIENCE_S)) as database:
-        database.execute("BEGIN")  # both tables at one moment: the indexer is running
+        database.execute("BEGIN")  # read both tables at one moment, since the indexer is running
         if not database.execute("SELECT name FROM sqlite_master WHERE name = 'words'").fetchone():
             return {}
         rows = database.execute("SELECT entity, metadata, changes FROM entities").fetchall()

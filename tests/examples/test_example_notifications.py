@@ -1,4 +1,4 @@
-"""Notifications: each user gets what he subscribed to, including what he missed, and nothing twice without a kill."""
+"""Notifications: users get all messages of their subscriptions, even missed ones; duplicates only after kills."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def test_an_inbox_that_follows_shows_what_arrives_and_after_a_kill_repeats_the_l
 
 
 def lines(inbox: Program) -> list[str]:
-    """Return the lines shown; each has the id of its message."""
+    """Return the lines shown, each with its message's id."""
     return inbox.said().splitlines()

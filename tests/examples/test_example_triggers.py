@@ -61,5 +61,5 @@ def test_each_notification_has_one_outcome_although_the_server_and_the_daemon_ar
     assert [each["notification"] for each in told] == greeted
     assert [each["runs"][0]["output"] for each in told] == [f"hello {number}\n" for number in range(1, 60, 2)]
     begun = began.read_text().split()
-    assert list(dict.fromkeys(begun)) == greeted  # in order, and repeated only if interrupted by a kill
+    assert list(dict.fromkeys(begun)) == greeted  # in order; only those that a kill interrupted are repeated
     assert len(begun) <= 30 + kills

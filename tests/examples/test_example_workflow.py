@@ -1,4 +1,4 @@
-"""The workflow: followers see each of its states and tokens once, whichever process is killed."""
+"""The workflow: followers see each state and token once, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKEN = {
     "customers": 329,
     "report": "329 customers, 13 rows dropped",
 }
-#: Dies as if killed, at one moment of the second step.
+#: Exits as if killed, at one moment of the second step.
 DYING = """
 import os, runpy, sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -118,10 +118,10 @@ def test_states_and_rows_agree_although_workflow_and_daemon_are_killed(tmp_path:
                 victim.kill()
                 victim.start()
             while workflow.wait() != 0:
-                workflow.start()  # the daemon's death undid its transaction; it reports that and continues
+                workflow.start()  # the daemon's death rolled back its transaction; it reports that and continues
         assert [step for step, _ in rows(database, "r1")] == STEPS
         assert rows(database, "r1")[-1][1] == TOKEN
         check_reported(values, url, "workflow", "r1")
         with Client(url, namespace="workflow") as client:
             left = client.transactions.list(state="in_progress")  # begun by killed processes
-        assert not any(each.topics for each in left)  # and they hold no reader
+        assert not any(each.topics for each in left)  # so they block no reader

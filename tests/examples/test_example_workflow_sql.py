@@ -1,4 +1,4 @@
-"""The workflow on PostgreSQL: rows and messages agree, also after a death at the worst moment."""
+"""The workflow on PostgreSQL: rows and messages agree, even after a death at the worst moment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 from tests.sql.server import NoServer, Postgres
 
 Values = Callable[..., list[Any]]
-#: Dies when the second step's rows are prepared but undecided, or just after the decision.
+#: Exits when the second step's rows are prepared but undecided, or just after the decision.
 DYING = """
 import os, sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -64,7 +64,7 @@ def test_a_crash_around_the_decision_is_repaired_by_recovery(
 
 
 def check(postgres: str, values: Values, url: str, namespace: str, name: str) -> None:
-    """Check that the run's row and both topics agree, and that no transaction is left prepared."""
+    """Check that the run's row and both topics agree, and that no prepared transaction is left."""
     states, tokens = (values(url, namespace, topic, isolation="committed") for topic in ("states", "tokens"))
     with psycopg.connect(postgres.replace("+psycopg", "")) as connection:
         row = connection.execute("SELECT step, token FROM workflow_runs WHERE name = %s", [name]).fetchone()

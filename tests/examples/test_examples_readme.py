@@ -1,4 +1,4 @@
-"""The README of the examples: its commands work, and print what it shows."""
+"""The examples' README: its commands work, and print the output that it shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.documents import anchors, links
 from tests.examples.programs import EXAMPLES, run
 
 README = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-#: Each block of command lines with the block of their output.
+#: Each block of command lines, with the block of their output.
 BLOCKS = re.findall(r"^```sh\n(.*?)^```\n\n```text\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 

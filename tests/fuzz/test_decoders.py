@@ -1,6 +1,6 @@
-"""Every decoder and every security file: any bytes are either read or refused with a documented error.
+"""Every decoder and every security file: any bytes are either accepted or refused with a documented error.
 
-The ordinary run uses hypothesis; the long one makes a million inputs for each, from one seed.
+The ordinary run uses hypothesis; the long run makes a million inputs for each, from one seed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.fuzz.decoders import BY_NAME, Decoder
 
 USUAL = 100
-#: Random inputs without hypothesis, which takes ten times as long for each.
+#: Number of random inputs without hypothesis, which takes ten times as long for each.
 MANY = 1_000
 LONG = 1_000_000
 NAMES = pytest.mark.parametrize("name", BY_NAME)
@@ -60,7 +60,7 @@ edits = st.lists(
 
 
 def damaged(seed: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
-    """Apply changes to the seed, one after the other: position, number of bytes removed, replacement."""
+    """Apply changes to the seed, one after another: position, number of bytes removed, replacement."""
     data = bytearray(seed)
     for place, gone, instead in changes:
         at = place % (len(data) + 1)
@@ -117,7 +117,7 @@ def test_any_bytes_are_read_or_refused(name):
 
 @pytest.fixture
 def _silent():
-    """Disable logging: some decoders log what they cannot read, and pytest would keep a million lines."""
+    """Disable logging: some decoders log input that they cannot read, and pytest would keep a million lines."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
@@ -137,7 +137,7 @@ def test_a_million_inputs_are_read_or_refused(name):
 
 
 def hammer(decoder: Decoder, count: int) -> None:
-    # Mostly variants of accepted bytes: others do not pass the first check.
+    # Mostly variants of accepted bytes, since others do not pass the first check.
     rng, seeds = Random(16), [*decoder.seeds * 9, b""]
     for _ in range(count):
         changes = [
@@ -149,7 +149,7 @@ def hammer(decoder: Decoder, count: int) -> None:
 
 def _instead(rng: Random) -> bytes:
     if rng.random() < 0.4:
-        # Deep nesting takes most of the time, and a few thousand inputs are enough.
+        # Deep nesting takes most of the time, so a few thousand inputs with it are enough.
         found = rng.choice(AWKWARD)
         return found if len(found) < 1000 or rng.random() < 0.02 else b""
     return rng.randbytes(rng.choice((0, 1, 1, 1, 2, 4)))

@@ -1,7 +1,7 @@
-"""Every route of a real daemon, with requests from schemathesis that openapi.json allows, and others.
+"""Every route of a real daemon, with schemathesis's requests: some that openapi.json allows, and others.
 
-No answer is 500 or differs from the description, and none hangs; afterwards the daemon has logged no error and every
-row in its store is sound. The long run sends two thousand requests to each route.
+No answer is a 500 or differs from the description, and no request hangs; afterwards the daemon has logged no error and
+every row in its store is sound. The long run sends 2000 requests to each route.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.patience import PATIENCE_S
 
 DOCUMENT = description(ROUTES, VERSION)
 METHODS = ("get", "put", "post", "delete")
-#: Requests to each route in the ordinary run; some of them are invalid.
+#: Requests to each route in the ordinary run, some of them invalid.
 USUAL = 5
 LONG = 1_000
 STATUSES = [not_a_server_error, status_code_conformance]
@@ -53,7 +53,7 @@ schemathesis.openapi.media_type("application/toml", st.text(max_size=100).map(st
 
 
 class World:
-    """A daemon with some content, and its names: with random names nearly every answer would be 404."""
+    """A daemon with some content and known names, since with random names nearly every answer would be 404."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
@@ -71,7 +71,7 @@ class World:
         return json.loads(answer) if answer else None
 
     def furnish(self) -> None:
-        """Create what is missing: earlier requests may have deleted it."""
+        """Create missing content, which earlier requests may have deleted."""
         for topic in ("orders", "bills"):
             where = f"/v1/namespaces/shop/topics/{topic}"
             self.ask("PUT", f"{where}?ifNotExists=true", {"ttl": "86400"})
@@ -132,7 +132,7 @@ def ask_route(world: World, method: str, path: str, mode: GenerationMode, exampl
         sent = {**case.as_transport_kwargs(world.url), "timeout": PATIENCE_S, "allow_redirects": False}
         with world.session.request(**sent, stream=True) as response:
             if answers_with_events and response.ok:
-                # The stream of events does not end by itself.
+                # The event stream does not end by itself.
                 assert response.headers["Content-Type"].startswith("text/event-stream")
                 return
             # A JSON body may be empty, which OpenAPI cannot express.

@@ -16,7 +16,7 @@ from storage.hbase.store import HBaseStore
 from storage.hbase.tables import Tables
 from tests.hbase_server import HBase, why_not
 
-# Must run before their first import, so that their assertions are rewritten, as in ``tests/storage``.
+# Must run before the contracts' first import, so that their assertions are rewritten, as in ``tests/storage``.
 pytest.register_assert_rewrite("tests.storage.contract", "tests.storage.rolling_contract")
 
 OPTIONS = HBaseConfig(table_prefix="contract_", timeout_s=20.0)
@@ -33,7 +33,7 @@ def hbase(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tables(hbase):
-    """The tables of ``store``, at a gateway that has accepted the largest frame."""
+    """The options for the tables of ``store``, at a gateway that has accepted the largest frame."""
 
     async def open_and_close() -> None:
         async with await HBaseStore.open([hbase.address], OPTIONS):
@@ -43,7 +43,7 @@ def tables(hbase):
 
 
 async def open_stores(hbase, count: int, stack: AsyncExitStack) -> list[HBaseStore]:
-    """Open stores on the same tables without the check of the largest frame: 18 MiB each in client and gateway."""
+    """Open stores on the same tables without checking the largest frame: 18 MiB each in client and gateway."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("storage.hbase.tables._send_a_large_frame", _send_none)
         return [await stack.enter_async_context(await HBaseStore.open([hbase.address], OPTIONS)) for _ in range(count)]

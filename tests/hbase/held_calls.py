@@ -1,4 +1,4 @@
-"""Calls of a store to HBase that are held until the test releases them, or whose answers are lost."""
+"""A store's calls to HBase that a test holds and releases, or whose answers get lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Held:
 
 
 class Lost:
-    """Loses the answer of the next call that ``wanted`` accepts; the call is made at once, or by ``land``."""
+    """Loses the answer to the next call that ``wanted`` accepts; the call is sent at once, or by ``land``."""
 
     def __init__(
         self, store: HBaseStore, wanted: Callable[[str, tuple[object, ...]], bool], *, happens: bool = True

@@ -1,4 +1,4 @@
-"""Backups of a deployment on a real HBase under transactions, restored to LevelDB and back."""
+"""Backups of a deployment on a real HBase while transactions run, restored to LevelDB and back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_in_a_backup_of_hbase_transactions_are_whole_over_topics_and_publishes_a
                 thaw(creating.pid)
                 assert creating.wait(PATIENCE_S) == 0
             finally:
-                creating.kill()  # also if it is still stopped
+                creating.kill()  # even if it is still stopped
         daemon.stop()
     assert made("verify", folder, "--deep")["ok"]
     backup("restore", folder, "--to", f"leveldb:{tmp_path / 'data'}")
@@ -52,7 +52,7 @@ def test_in_a_backup_of_hbase_transactions_are_whole_over_topics_and_publishes_a
         published = [message.value for message in client.read("log")]
         client.publish("log", [b"behind"])
     assert total == 0
-    assert count >= 2 * before - 4  # all except those under way
+    assert count >= 2 * before - 4  # all except those in progress
     assert len(published) >= 2 * floor
     assert published == [each for n in range(len(published) // 2) for each in (b"%d" % n, b"same request")]
 

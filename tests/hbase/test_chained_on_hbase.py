@@ -1,4 +1,4 @@
-"""Chained topics on HBase: entries count with their commits, and the next owner continues the chain."""
+"""Chained topics on HBase: entries take effect with their commits, and the next owner continues the chain."""
 
 from __future__ import annotations
 

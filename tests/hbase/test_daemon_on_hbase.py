@@ -1,4 +1,4 @@
-"""The daemon on HBase: it keeps the promises it keeps on LevelDB, through kills, checked by that ring's own tests."""
+"""The daemon on HBase: it keeps the same promises as on LevelDB, despite kills, checked by the same tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.daemon.test_crash_ring import reborn, ring
 
 PREFIXES = itertools.count()
 #: Each cleaning pass calls HBase for each topic. At the rate of the tests on a disk, ten or twenty passes a second, an
-#: idle daemon keeps a quarter of a core busy here; at two passes a second, a twentieth.
+#: idle daemon uses a quarter of a core here; at two passes a second, a twentieth.
 PASSES = "retention.interval_s=0.5"
 
 
@@ -33,7 +33,7 @@ def on_hbase(hbase, tmp_path):
 
 @pytest.fixture
 def killed_on_hbase(on_hbase):
-    """The same for the tests of the other ring, whose settings are made for a disk."""
+    """Return the same for tests written for the ring on LevelDB, whose settings suit a disk."""
     return lambda data_dir, *sets, **options: on_hbase(data_dir, *sets, PASSES, **options)
 
 
@@ -114,8 +114,8 @@ async def test_a_topic_recreated_between_kills_never_shows_its_past_on_hbase(mon
     await reborn(tmp_path, seed=8, cycles=2)
 
 
-#: A page is some eight calls to HBase, a transaction some twenty puts. Most pages repeat the one before, and
-#: transactions repeat eleven courses: fewer of both between kills are enough; torture makes as many as on a disk.
+#: A page takes about eight calls to HBase, a transaction about twenty puts. Most pages repeat the one before, and
+#: transactions repeat eleven courses, so fewer of both between kills are enough; torture makes as many as on a disk.
 FEWER = {"readers_pause_s": 0.5, "singly": 50, "most_a_life": 30}
 
 
@@ -126,8 +126,8 @@ async def test_transactions_are_all_or_nothing_through_kills_on_hbase(
     monkeypatch, killed_on_hbase, tmp_path, cycles, manners
 ):
     monkeypatch.setattr(test_transaction_ring, "Daemon", killed_on_hbase)
-    # A snapshot is held until rows are rolled back, which waits for a start: slower than from a disk, and slower still
-    # on a busy machine.
+    # A snapshot is held until rows are rolled back, which waits for a start. That is slower than from a disk, and
+    # slower still on a busy machine.
     monkeypatch.setattr(transactional_checker, "GRACE_MS", 60_000)
     await test_transaction_ring.ring(tmp_path, 50, cycles=cycles, writers=6, pause_s=0.05, **manners)
 

@@ -1,6 +1,6 @@
 """Rows of HBase that cannot be parsed: found, reported, saved unchanged to a file, and removed from their topic.
 
-HBase has checksums, so such a cell was written wrong: by another program, or by a mistake.
+HBase has checksums, so such a cell was written wrongly, by another program or by mistake.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def test_an_unparseable_cell_is_one_gap_that_can_be_read_as_bytes_and_drop
 
 
 async def test_a_put_that_does_not_count_is_not_damage_whatever_its_cell_has_after_its_stamp(store, others):
-    """The rest of a cell is not parsed if its owner was replaced before the commit."""
+    """If the owner was replaced before the commit, the rest of its cell is not parsed."""
     claim = await store.claim(NAME)
     await store.write([rows(MESSAGE, b"0", 1)], claim=claim)
     await damage(store, NAME, 0, lambda cell: cell[:9] + (99).to_bytes(8, "big") + cell[17:-1])
@@ -104,7 +104,7 @@ def test_a_damaged_row_of_hbase_is_found_reported_set_aside_and_skipped_and_the_
     prefix = f"damage{next(PREFIXES)}_"
     host, port = hbase.address
     settings = ("kind=hbase", f"hbase.thrift={host}:{port}", f"hbase.table_prefix={prefix}")
-    # Rows after a topic's last checkpoint are read when it is loaded; these are before it.
+    # A load reads the rows after a topic's last checkpoint; these rows are before it.
     sets = [*(f"storage.{each}" for each in settings), "topic.checkpoint_rows=1"]
     with Daemon(tmp_path / "data", *sets) as daemon:
         ids = {}
@@ -132,7 +132,7 @@ def test_a_damaged_row_of_hbase_is_found_reported_set_aside_and_skipped_and_the_
             assert ids[topic][1] < finding["from"]
             assert finding["to"] < ids[topic][4]
             assert bad[topic][0].hex() in finding["why"]
-            # A page ends before it, and a poll that begins there gets an error.
+            # A page ends before the damaged row, and a poll that begins there gets an error.
             assert [payload for _, payload in poll(daemon.address, topic)] == [b"a", b"b"]
             refused = ask(daemon.address, *poll_call(topic, PollRequest(bytes.fromhex(ids[topic][2]))))
             assert (refused.status, refused.code) == (503, "storage_failed")
@@ -159,7 +159,7 @@ def test_a_damaged_row_of_hbase_is_found_reported_set_aside_and_skipped_and_the_
             raw = [each["raw"] for each in kept if "raw" in each]
             key, cell = bad[topic]
             assert raw == [{"key": key.hex(), "cells": {CELL.hex(): base64.b64encode(cell).decode()}}]
-            # Readers pass it, and the answer's header says so.
+            # Readers skip the row, and a header of the answer reports it.
             passed = ask(daemon.address, *poll_call(topic, PollRequest()))
             assert [payload for _, payload in passed.messages()] == [b"a", b"b", b"e", b"f"]
             assert passed.headers["plainsong-set-aside"] == "1"

@@ -1,4 +1,4 @@
-"""docs/format.md describes HBase correctly: its example, byte by byte."""
+"""docs/format.md describes HBase correctly: its example matches byte by byte."""
 
 from __future__ import annotations
 

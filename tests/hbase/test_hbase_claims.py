@@ -1,4 +1,4 @@
-"""Claiming and opening topics: with few calls, and with unique epochs, which are reserved in blocks."""
+"""Claiming and opening topics takes few calls, and gives unique epochs, which are reserved in blocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ READER_KEY = system_key(READER, NAME, 1, b"billing")
 
 @contextmanager
 def calls_of(store):
-    """Record the names of its calls to HBase that are waited for."""
+    """Record the names of the store's calls to HBase for which it waits."""
     made = []
     open_connection, pool = store._pool.connected, store._pool
 
@@ -71,7 +71,7 @@ def calls_of(store):
 
 
 async def opened(store):
-    """Load the topic as its next owner does."""
+    """Load the topic as its next owner would."""
     claim = await store.claim(NAME)
     return await load_topic(NAME, store, TopicLimits(), lacks=claim.lacks)
 
@@ -113,7 +113,7 @@ async def test_the_next_owner_searches_the_kinds_its_predecessor_wrote_and_nothi
 
 
 async def test_a_kind_is_announced_before_a_row_of_it_can_count(store, others):
-    """No owner sees the row without the kind, if the record of the kind is lost or late."""
+    """Even if the record of the kind is lost or late, no owner sees the row without the kind."""
     claim = await topic_of_one_message(store)
     word = Lost(store, _says_a_kind, happens=False)
     with pytest.raises(StoreError):

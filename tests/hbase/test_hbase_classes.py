@@ -1,4 +1,4 @@
-"""The JVMs of these tests load their classes from an archive; a JVM would ignore an unsuitable one silently."""
+"""The JVMs of these tests load their classes from an archive; a JVM silently ignores an unsuitable archive."""
 
 from __future__ import annotations
 

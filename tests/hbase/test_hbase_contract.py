@@ -1,4 +1,4 @@
-"""HBase keeps the contract of every store."""
+"""HBase fulfils the contract of every store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gateways killed, frozen and cut; HBase killed and frozen; clocks set back; tables disabled: work continues."""
+"""Gateways killed, frozen or cut; HBase killed or frozen; clocks set back; tables disabled: work continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICK = replace(OPTIONS, timeout_s=9.0)
 
 @pytest.fixture
 def two(hbase, store):
-    """The addresses of two gateways, the second started here."""
+    """The addresses of two gateways, the second of which is started here."""
     (port,) = free_ports(1)
     hbase.start("second", "-p", str(port), "-f")
     deadline_s = time.monotonic() + PATIENCE_S
@@ -57,7 +57,7 @@ def frozen(hbase, name):
 
 
 async def write_each(store, numbers) -> list[bytes]:
-    """Commit a row for each number; after a failure, claim the topic again and look for the row."""
+    """Commit a row for each number; after a failure, claim the topic again and check for the row."""
     written: list[bytes] = []
     claim = None
     for number in numbers:
@@ -87,7 +87,7 @@ async def test_commits_continue_while_either_of_two_gateways_is_frozen_killed_or
             begun_s = time.monotonic()
             for number in range(1, 30):
                 await store.write([rows(MESSAGE, b"%d" % number, number)], claim=claim)
-            assert time.monotonic() - begun_s < 60  # thirty times QUICK's time-out would be minutes
+            assert time.monotonic() - begun_s < 60  # thirty times QUICK's time-out would take minutes
         for gateway in store._pool._idle:
             gateway._stream.socket.shutdown(socket.SHUT_RDWR)
         await store.write([rows(MESSAGE, b"30", 30)], claim=claim)
@@ -180,14 +180,14 @@ async def test_a_cell_that_hbase_does_not_take_fails_its_commit_and_no_other(hba
 
 @pytest.fixture
 async def instances(hbase):
-    """Three instances on tables of their own: other tests do not remove rows with a time in the future."""
+    """Three instances on their own tables, because other tests do not remove rows with a time in the future."""
     options = replace(OPTIONS, table_prefix=f"clocks{next(NUMBERS)}_")
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(await HBaseStore.open([hbase.address], options)) for _ in range(3)]
 
 
 async def an_hour_ahead(store) -> None:
-    """Rewrite all rows as if written by clocks that were an hour ahead."""
+    """Rewrite all rows as if clocks had been an hour ahead when they were written."""
     for name in store._owners._table, store._owners._epochs._counter:
         for row in await first_rows(store._pool, ScanRange(name, b"", b""), 10_000, timeout_s=20):
             mutations = [thrift.Mutation(column=column, value=value) for column, value in row.columns.items()]

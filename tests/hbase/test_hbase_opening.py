@@ -1,4 +1,4 @@
-"""Opening a store on gateways that are missing or unsuitable: the error says what is wrong, and what to do."""
+"""Opening a store on missing or unsuitable gateways: the error says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_gateway_with_too_small_frames_is_refused_before_a_message_is(hb
 
 
 async def test_a_gateway_that_ends_while_a_large_frame_is_sent_counts_as_missing(hbase):
-    """It is retried like any gateway that does not answer; its settings are not blamed."""
+    """The store retries it like any gateway that does not answer, and does not blame its settings."""
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         address = listener.socket.getsockname()
@@ -165,7 +165,7 @@ async def test_a_table_that_is_disabled_is_not_opened(hbase, store, monkeypatch)
     call = Pool.call
 
     async def with_its_time(pool, name, *args):
-        """Give each call the whole time-out; only the wait for a table between calls is short."""
+        """Give each call the full time-out; only the wait for a table between calls is short."""
         pool.timeout_s = OPTIONS.timeout_s
         answer = await call(pool, name, *args)
         pool.timeout_s = 0.5

@@ -1,4 +1,4 @@
-"""The errors of failed writes: certainly not applied, or outcome unknown."""
+"""The errors of failed writes: certainly not applied, or with unknown outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FREE_KEY = b"\x00nspace:"
 
 
 def asked_twice(store, other, *, lands: bool) -> None:
-    """Attempt the next move of a head, lose its answer, let ``other`` claim the topic, and attempt it again."""
+    """Try to move a head, lose the answer, let ``other`` claim the topic, and try again."""
     ask = store._pool.call_counting
     wanted = puts_to("heads")
 
@@ -84,7 +84,7 @@ async def test_a_head_without_an_answer_is_an_unknown_outcome(store):
 
 
 def find_none_free(store, wanted) -> None:
-    """Make no connection free for the next call that ``wanted`` accepts."""
+    """Fail the next call that ``wanted`` accepts as if no connection were free."""
     ask = store._pool.call_counting
 
     async def busy(name: str, *args: object):
@@ -167,7 +167,7 @@ async def test_a_failed_rollback_leaves_rows_put_before_it_and_none_after_it(sto
     "behind", [[Delete(MESSAGE, [M[0].prefix + M[0].suffixes[0]])], [RollBack(M[0].prefix, M[0].prefix + b"\xff", 7)]]
 )
 async def test_later_commits_are_not_acknowledged_when_another_owner_came_before_their_end(store, others, behind):
-    """The other owner has read the state before it, so the request has to be repeated to that owner."""
+    """The other owner read the state before the commit, so the request must be repeated to that owner."""
     claim = await store.claim(NAME)
     await store.write(M, claim=claim)
     each = store._remover._each

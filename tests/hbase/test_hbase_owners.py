@@ -38,7 +38,7 @@ async def is_deposed(write: partial[object]) -> None:
 
 
 async def replaced(store, other, table, held, commit, retry):
-    """Let ``other`` replace ``store`` while its puts to ``table`` are held; return what both of them see then."""
+    """Let ``other`` replace ``store`` while its puts to ``table`` are held; return the values that both then see."""
     claim = await store.claim(NAME)
     holding = Held(store, puts_to(held))
     async with trio.open_nursery() as nursery:
@@ -114,7 +114,7 @@ async def test_an_owner_that_meets_rows_of_a_later_one_learns_that_it_was_replac
 
 
 async def test_an_owner_with_a_new_epoch_leaves_what_a_later_one_wrote_before_it_looked(store, others):
-    """Its put finds the later owner's cell where it expects none: the put fails, and the cell is kept."""
+    """The put finds the later owner's cell where it expects none, so it fails and the cell stays."""
     claim = await store.claim(NAME)
     later = await others[0].claim(NAME)
     await others[0].write([put_one(METADATA, KEY, b"later")], claim=later)

@@ -1,4 +1,4 @@
-"""Packed rows survive a round trip, without those removed, and with the signs of those rolled back reversed."""
+"""Packed rows survive a round trip, except removed ones, and rolled-back ones have reversed signs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ stamps = st.builds(Stamp, st.integers(0, (1 << 64) - 1), st.integers(0, (1 << 64
 
 
 def packed(table, stamp=FIRST, bound=BOUND):
-    """Return the rows of HBase for a table's rows, by key."""
+    """Return HBase's rows for a table's rows, by key."""
     keys = sorted(table)
     return {each.key: {CELL: each.cell} for each in pack(keys, [table[key] for key in keys], stamp, bound)}
 

@@ -1,4 +1,4 @@
-"""Heads and the two cells of metadata: which commit's value counts, and which cell the next commit uses."""
+"""Heads and the two cells of metadata: the commit whose value counts, and the cell that the next commit uses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from storage.hbase.cells import SERVICE_PREFIX, SlotPair, cell_of, epoch_in, gov
 from storage.hbase.layout import NO_OWNER, Head, Stamp, decode_serial, encode_serial
 
 NAME = TopicName("ns", "topic")
-#: Number of commits of each owner, before the next one claims.
+#: Number of commits by each owner before the next one claims.
 lives = st.lists(st.integers(0, 4), min_size=1, max_size=8)
 
 
 def lived(commits):
-    """Return the head after owners with epochs 1, 2, … have made these numbers of commits."""
+    """Return the head after owners with epochs 1, 2, … have made the given numbers of commits."""
     head = Head()
     for epoch, count in enumerate(commits, 1):
         head = head.claimed(epoch)

@@ -1,7 +1,7 @@
 """TLS to HBase's gateways.
 
-HBase's own gateway offers TLS over HTTP only, which no framed client can use, so a real TLS proxy stands in front of a
-real gateway, as in a deployment.
+HBase's own gateway offers TLS only over HTTP, which clients of the framed protocol cannot use, so these tests put a
+real TLS proxy in front of a real gateway, as in a deployment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.daemon.talk import create, publish, read_all
 from tests.tls_proxy import TlsProxy
 
 OPTIONS = HBaseConfig(table_prefix="tls_", timeout_s=20.0)
-#: A short time-out for attempts that cannot succeed.
+#: Options with a short time-out, for attempts that cannot succeed.
 QUICK = replace(OPTIONS, timeout_s=1.0)
 NAME = TopicName("shop", "orders")
 KEYS = itertools.count()
@@ -46,7 +46,7 @@ def proxy(hbase, authority):
 
 
 def trusting(authority: Authority, pair=None, options: HBaseConfig = OPTIONS):
-    """The settings of a store that trusts an authority, and what makes its TLS contexts."""
+    """Return the options of a store that trusts an authority, and the function that makes its TLS contexts."""
     certificate, key = ("", "") if pair is None else map(str, pair)
     return options, gateway_tls(str(authority.file), certificate, key)
 
@@ -67,7 +67,7 @@ async def refused(address, options: HBaseConfig, tls=None) -> str:
 async def test_every_call_of_a_store_goes_through_tls(hbase, proxy, authority):
     async with await HBaseStore.open([proxy.address], *trusting(authority)) as store:
         await put_and_get(store)
-        # A frame with the largest cell takes many TLS records, in both directions.
+        # A frame with the largest cell is many TLS records, in both directions.
         large = b"x" * (8 << 20)
         key = metadata_key(TopicName("shop", "large"))
         claim = await store.claim(TopicName("shop", "large"))
@@ -123,7 +123,7 @@ async def test_broken_files_fail_the_calls_and_not_the_store(hbase, authority, c
     with TlsProxy(hbase.address, authority.issue("gateway")) as proxy:
         good = authority.file.read_bytes()
         async with await HBaseStore.open([proxy.address], *trusting(authority)) as store:
-            store._pool.timeout_s = 2.0  # a short time-out: it cannot succeed
+            store._pool.timeout_s = 2.0  # a short time-out, because the call cannot succeed
             authority.file.write_bytes(b"")
             proxy.cut()
             with caplog.at_level(logging.WARNING), pytest.raises(StoreError, match=r"storage\.hbase\.tls_ca"):

@@ -40,7 +40,7 @@ async def unanswered(call):
 
 
 async def certainly(call):
-    """Retry at once until there is an answer: a replaced instance claims the topic again, and so replaces the other."""
+    """Retry at once until there is an answer: a replaced instance claims the topic again, replacing the other."""
     for _ in range(20):
         try:
             return await call()
@@ -50,7 +50,7 @@ async def certainly(call):
 
 
 async def said_twice(first, second, ask, where):
-    """Send ``ask`` to the first instance, which is held while the second one serves it."""
+    """Send ``ask`` to the first instance, and hold it there while the second one serves it."""
     held = Held(first.store.inner, puts_to(where))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(unanswered, lambda: ask(first))
@@ -106,7 +106,7 @@ async def test_messages_staged_twice_on_two_instances_are_published_once(store, 
 
 @pytest.mark.parametrize("where", ["payloads", "metadata", "heads"])
 async def test_messages_stored_twice_under_a_write_pointer_are_published_once(store, others, where):
-    """Without ids the second cannot be recognized as a duplicate; the first is gone, since it never took effect."""
+    """Without ids the second store cannot be recognized as a duplicate; the first never took effect."""
 
     async def keep(harness, payload):
         await harness.ask(StoreUnder(PublishRequest([payload], POINTER), len(payload)))

@@ -1,4 +1,4 @@
-"""``maintain`` cleans tables in HBase while a daemon runs: counted in HBase itself, killed and started again."""
+"""``maintain`` cleans tables in HBase while a daemon runs: its counts match HBase's, and it survives kills."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT, TWICE, KEPT = (TopicName("default", name) for name in ("short", "twice", 
 
 @pytest.fixture(scope="module")
 def daemon(hbase, tmp_path_factory):
-    """A daemon whose cleaning does not run during these tests."""
+    """A daemon that does no cleaning during these tests."""
     sets = (
         "storage.kind=hbase",
         "storage.hbase.thrift={}:{}".format(*hbase.address),
@@ -51,7 +51,7 @@ def line(daemon, hbase, *words: str) -> list[str]:
 
 
 def maintained(daemon, hbase, *words: str, code: int = 0) -> dict[str, dict]:
-    """Return its events by name, the last of each."""
+    """Return the job's events by name, the last of each."""
     done = run_plainsong(*line(daemon, hbase, *words)[1:], "--json", timeout_s=PATIENCE_S)
     assert done.returncode == code, done.stdout + done.stderr
     return {event["event"]: event for event in map(json.loads, done.stdout.splitlines())}
@@ -104,7 +104,7 @@ def test_expired_rows_and_older_generations_are_removed_from_hbase_itself_during
     stop = threading.Event()
 
     def publish() -> None:
-        while not stop.wait(0.02):  # continuously, but leaving the cores to the job
+        while not stop.wait(0.02):  # continuously, but without starving the job of processor time
             ids.append(bytes(client.publish("kept", b"meanwhile").first_id))
 
     publisher = threading.Thread(target=publish)

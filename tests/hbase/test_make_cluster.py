@@ -1,4 +1,4 @@
-"""``make cluster``: one command, three instances under one address line, one Ctrl-C, and no process left."""
+"""``make cluster``: one command starts three instances and prints their addresses; one Ctrl-C ends all processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 class Cluster:
-    """A developer's terminal command, in its own process group as under a shell."""
+    """A developer's command in a terminal, in its own process group as under a shell."""
 
     def __init__(self, data: Path, ports: list[int]) -> None:
         self.data = data
@@ -60,7 +60,7 @@ class Cluster:
         return self.process.wait(PATIENCE_S)
 
     def left(self) -> list[int]:
-        """Return the living processes whose environment names the cluster's directory."""
+        """Return the live processes whose environment contains the cluster's directory."""
         mark = f"CLUSTER_DATA={self.data}".encode()
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if mark in environ_of(pid)]
 

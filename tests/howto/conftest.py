@@ -16,6 +16,6 @@ __all__ = ["daemon", "database", "engine", "look", "server"]
 
 @pytest.fixture
 def daemon() -> Iterator[Callable[[Path], Daemon]]:
-    """Return a function that starts a daemon in a directory; it ends with the test."""
+    """Return a function that starts a daemon in a directory; the daemon ends with the test."""
     with ExitStack() as stack:
         yield lambda data_dir: stack.enter_context(Daemon(data_dir))

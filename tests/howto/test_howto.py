@@ -1,16 +1,16 @@
-"""Every how-to page works: its programs and commands run from top to bottom, and print what it shows.
+"""Every how-to page works: its programs and commands run from top to bottom, and print the output that the page shows.
 
-Blocks that a page may have:
+A page may contain these blocks:
 
 * ``python``: a program. One whose first line is ``# name.py`` is saved to that file, and runs where a command line
-  names it, or at its place if none does. ``javascript`` is the same for ``// name.mjs`` and ``go`` for ``// name.go``,
-  which always run by a command line.
+  names it, or in place if none does. ``javascript`` is the same for ``// name.mjs`` and ``go`` for ``// name.go``,
+  which always need a command line.
 * ``toml`` whose first line is ``# name.toml`` is saved to that file.
-* ``sh``: lines for a shell, run unchanged in the page's own directory, with a daemon of its own. A line that begins
-  with ``plainsong serve`` starts a further daemon, at the page's second address, which runs until the page's end;
-  other rings run the lines that begin with ``make``.
-* ``text`` right after one of these: lines that it printed, in this order; ``…`` stands for anything.
-* ``text`` elsewhere is not tested, such as lines for another machine.
+* ``sh``: lines for a shell, run unchanged in the page's own directory, with the page's own daemon. A line that begins
+  with ``plainsong serve`` starts another daemon, at the page's second address, which runs until the page's end; other
+  test rings run lines that begin with ``make``.
+* ``text`` right after one of these: lines of its output, in this order; ``…`` matches anything.
+* ``text`` elsewhere, such as lines for another machine, is not tested.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tests.spark_session import spark_environ, why_not
 
 PAGES = {name: text for name, text in DOCUMENTS.items() if name.startswith("docs/howto/")}
 URL = "http://127.0.0.1:7420"
-#: The address of the daemon that a page starts itself.
+#: The address of a daemon that the page itself starts.
 SECOND = "127.0.0.1:7430"
 DATABASE = "postgresql+psycopg://shop@127.0.0.1:5432/shop"
 #: Far longer than a page's program takes; one with Spark takes half a minute on a busy machine.
 PATIENCE_S = 900
-#: Load the fixtures, which a user's pytest finds through the client distribution's entry point.
+#: Loads the fixtures, which a user's pytest finds through the client distribution's entry point.
 PLUGIN = ("python -m pytest ", "python -m pytest -p plainsong.testing.plugin ")
 
 
@@ -93,7 +93,7 @@ class Page:
         assert started.poll() is None, log.read_text()
 
     def close(self) -> None:
-        """End the daemons that the page has started."""
+        """End the daemons that the page started."""
         for started in self._started:
             started.kill()
             started.wait()
@@ -151,7 +151,7 @@ def test_a_page_works_as_written(wanted: str, page: Page):
 
 
 def assert_printed(shown: list[str], output: str) -> None:
-    """Check that the lines shown were printed, in this order."""
+    """Check that the output contains the lines shown, in this order."""
     printed = iter(output.splitlines())
     for line in shown:
         pattern = re.compile(".*".join(map(re.escape, line.split("…"))))

@@ -1,4 +1,4 @@
-"""Asks a daemon on a kept directory for everything that a client can see, at a fixed time."""
+"""Requests everything that a client can see from a daemon on a kept directory, at a fixed time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.broker.broker_in_process import START_MS, InProcess, SetClock, in_pro
 SHOP = "/v1/namespaces/shop"
 TOPICS = f"{SHOP}/topics"
 CENTURY_S = 2_000_000_000
-#: The time of the questions: after all that ``make`` does, and before its open transactions time out.
+#: The time of the requests: after everything that ``make`` does, but before its open transactions time out.
 ASKED_MS = START_MS + 3 * 3_600_000
-#: The only field that differs between runs: how long the last replay took.
+#: The only field that differs between runs: the duration of the last replay.
 _VOLATILE = {"ms"}
 
 
@@ -27,7 +27,7 @@ class Asking:
         self.answers: dict[str, Any] = {}
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Return status, the headers about the end of a page, and the body."""
+        """Return the status, the headers about the end of the page, and the body."""
         answer = await self._daemon.http.request(method, path, json=body)
         headers = {name: value for name, value in answer.headers.items() if name.startswith("plainsong-")}
         found = _without_volatile(answer.json()) if answer.content else None
@@ -48,7 +48,7 @@ async def ask_everything(directory: Path) -> dict[str, Any]:
     """Return the answers of a daemon on ``directory``; the last requests change the directory."""
     clock = SetClock()
     clock.ms = ASKED_MS
-    # A poll of many topics starts with another topic each time: begin as a daemon does that has just started.
+    # Each poll of many topics starts with a different topic; start with the first, like a daemon after its start.
     poll_many._turns = count()
     async with await LevelDBStore.open(directory) as store, in_process(store=store, clock=clock) as daemon:
         asking = Asking(daemon)
@@ -95,7 +95,7 @@ async def look_at_topic(asking: Asking, topic: str) -> None:
 
 
 async def go_on(asking: Asking) -> None:
-    """Check that open transactions can be ended, and that new messages are placed after the old ones."""
+    """Check that open transactions can be ended, and that new messages come after the old ones."""
     ask = asking.ask
     said = {"producer": "till", "sequenceIds": list(range(70, 80)), "messages": [f"till {n}" for n in range(70, 80)]}
     await ask("POST", f"{TOPICS}/counted/publish", said)

@@ -1,10 +1,10 @@
-"""Makes ``tests/kept/VERSION``: a data directory, and the answers it must give: ``python -m tests.kept.make VERSION``.
+"""Makes ``tests/kept/VERSION``, a data directory and its required answers: ``python -m tests.kept.make VERSION``.
 
-Run it once, on the last commit that writes a layout. A finished directory never changes: ``fill`` below makes its
-content, and a later version that opens it must answer as in its ``answers.json``.
+Run it once, on the last commit that writes a layout. A finished directory never changes. ``fill`` below makes its
+content, and later versions that open it must answer as in its ``answers.json``.
 
-The directory is copied while the daemon still runs, as after a kill: its topics have not written a checkpoint, so that
-there are rows to replay.
+The directory is copied while the daemon still runs, as if it had been killed: its topics have not written a checkpoint,
+so there are rows to replay.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from storage.leveldb import LevelDBOptions, LevelDBStore
 from tests.broker.broker_in_process import InProcess, SetClock, in_process
 from tests.kept.asking import ASKED_MS, CENTURY_S, TOPICS, ask_everything
 
-#: Small enough for several table files, in more than one level, and rows in the log.
+#: Small enough to leave several table files, on more than one level, and rows in the log.
 SMALL = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16))
-#: LevelDB's own text log, which has no rows.
+#: LevelDB's own text log, which contains no rows.
 LEFT_OUT = ("LOG", "LOG.old")
 
 
 class Filling:
-    """The daemon that is filled, and its clock."""
+    """The daemon to be filled, and its clock."""
 
     def __init__(self, daemon: Any, store: LevelDBStore) -> None:
         self.daemon, self.store, self.clock = daemon, store, daemon.clock
 
     async def call(self, method: str, path: str, body: Any = None, *, status: int = 200) -> Any:
-        """Send a request one millisecond after the one before; return the answer's JSON."""
+        """Send a request one millisecond after the previous one; return the answer's JSON."""
         self.clock.ms += 1
         answer = await self.daemon.call(method, path, json=body, status=status)
         return answer.json() if answer.content else None
@@ -64,7 +64,7 @@ class Filling:
 
 
 async def fill(made: Filling) -> None:
-    """Write some of everything that a store keeps."""
+    """Write some of everything that a store contains."""
     await made.call("PUT", "/v1/namespaces/shop/properties", {"deduplication": "enabled"})
     await plain_messages(made)
     await producers(made)
@@ -191,7 +191,7 @@ async def make(directory: Path) -> None:
             assert daemon.clock.ms < ASKED_MS
             await back_up(daemon, directory / "backup")
             shutil.copytree(path, directory / "data", ignore=shutil.ignore_patterns(*LEFT_OUT))
-    # It has the pid of the process that made the directory.
+    # The lock file contains the pid of the process that made the directory.
     (directory / "data/plainsong.lock").write_bytes(b"")
     with tempfile.TemporaryDirectory() as scratch:
         copy = shutil.copytree(directory / "data", Path(scratch) / "data")
@@ -231,7 +231,7 @@ async def back_up(daemon: InProcess, path: Path) -> None:
 
 
 async def restore(path: Path, to: Path) -> None:
-    """Restore a folder's only backup to a data directory, at the time of the questions."""
+    """Restore a folder's only backup to a data directory, at the time of the requests."""
     folder = BackupFolder.open(LocalFiles(path))
     manifest = folder.manifest(folder.last_id())
     assert folder.verify(manifest, deep=True).ok

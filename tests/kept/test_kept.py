@@ -1,4 +1,4 @@
-"""A data directory of each earlier layout answers as it did when it was made."""
+"""A daemon on a data directory of each earlier layout answers as when the directory was made."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ KEPT = sorted(path.parent for path in Path(__file__).parent.glob("*/answers.json
 
 
 def says_what_was_said(now: Any, then: Any, where: str) -> None:
-    """Check that the answer is the same; later versions may add fields and headers."""
+    """Check that the answer is unchanged, apart from fields and headers that later versions add."""
     if isinstance(then, dict):
         assert isinstance(now, dict), where
         assert then.keys() <= now.keys(), where
         for key, value in then.items():
-            if key.endswith("PerSecond"):  # depends on the speed of this test
+            if key.endswith("PerSecond"):  # depends on the test's speed
                 assert isinstance(now[key], int | float), where
             elif key == "hiddenMessages" and "/v1/transactions" in where:
-                # Earlier versions counted only the topic with the most, not all topics.
+                # Earlier versions counted only the topic with the most, instead of all topics.
                 assert now[key] >= value, where
             else:
                 says_what_was_said(now[key], value, f"{where}: {key}")

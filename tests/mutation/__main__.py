@@ -1,13 +1,13 @@
-"""Mutation tests of the protocol: change one small place in its code, and see whether a test of that place fails.
+"""Mutation tests of the protocol: change one small place in its code, and check that a test of that place fails.
 
-make mutate                                        40 changes of each foremost module, and those that no test noticed
+make mutate                                        40 changes of each main module, and those that no test noticed
 make mutate ARGS="--sample 200 topic/publish ids"  200 of each of these
 make mutate ARGS="--sample 0 topic/publish"        all of this one
 make mutate ARGS="--all --table"                   of every module, and the table in docs/reliability.md
 
-An interrupted run continues where it was: build/mutation has the result of each change. A change that a test noticed is
-tried again only when its module changes; one that none noticed is tried each time, unless it is known to be equivalent.
-Exit status 1: less than nine in ten were noticed.
+An interrupted run resumes: build/mutation stores the result of each change. A change that a test noticed is tried again
+only when its module changes; one that no test noticed is tried each time, unless it is known to be equivalent. Exit
+status 1: fewer than nine in ten were noticed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WANTED = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The stored result of a mutant: a line of JSON in ``results.jsonl``, the last of a key counting."""
+    """The stored result of a mutant: a line of JSON in ``results.jsonl``, where the last line of a key counts."""
 
     key: str
     module: str
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def _is_open(mutant: Mutant, entry: Entry | None) -> bool:
-    """True if it is to be tried: it has no result, or a test added since may kill it."""
+    """True if the mutant is to be tried: it has no result, or a test added since may kill it."""
     if entry is None:
         return True
     return entry.verdict in (Verdict.SURVIVED, Verdict.UNCOVERED) and why_equivalent(mutant) is None

@@ -1,4 +1,4 @@
-"""Mutants that no test can kill, each with the reason: they keep all promises of the code."""
+"""Mutants that no test can kill, because they keep all promises of the code; each with the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """Identified by the text of the line, not by its number."""
+    """An equivalent mutant, identified by its line's text, not by the line's number."""
 
     module: str
     before: str
@@ -21,7 +21,7 @@ class Equivalent:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Mutants that are equivalent everywhere: a line without ``part``, or with ``instead`` in its place."""
+    """Mutants that are equivalent everywhere: lines without ``part``, or with ``instead`` in place of it."""
 
     part: str
     instead: str

@@ -1,7 +1,8 @@
-"""Small changes of the protocol's code that a programmer might make: `<` for `<=`, a value left out, a `not` too many.
+"""Small changes of the protocol's code that a programmer might make: `<` for `<=`, an omitted value, a superfluous
+`not`.
 
-mutmut makes them inside functions. Changes of texts for people are left out, together with those of expressions inside
-them: a text with a space in it may change freely.
+mutmut makes the changes inside functions. Changes of texts for people, and of expressions inside these, are left out: a
+text that contains a space may change freely.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CORE = ROOT / "plainsong/protocol"
 PLACE = ROOT / ".cache/mutate"
 LOCK = ROOT / "requirements-mutate.lock"
 
-#: Modules where a mistake is worst, first: those that assign ids, find duplicates, decide and prove.
+#: The modules in which a mistake is worst come first: those that assign ids, find duplicates, decide and prove.
 FOREMOST = (
     "ids",
     "keys",
@@ -50,7 +51,7 @@ FOREMOST = (
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of one module."""
+    """One change to one module."""
 
     module: str
     """Path below ``plainsong/protocol``, without its suffix: ``topic/core``."""
@@ -64,7 +65,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Equal for the same change of the same text."""
+        """Identifies the change: equal for the same change of the same text."""
         return hashlib.sha256(f"{self.module}\n{self.source}".encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -72,9 +73,9 @@ class Mutant:
 
 
 def add_tools() -> None:
-    """Make mutmut and coverage importable, after everything in the tests' environment.
+    """Make mutmut and coverage importable, with lower priority than everything in the tests' environment.
 
-    They have an environment of their own under ``.cache``, because their dependencies are needed only here.
+    They have a separate environment under ``.cache``, because their dependencies are needed only here.
     """
     stamp = PLACE / "installed.lock"
     if not (stamp.exists() and stamp.read_bytes() == LOCK.read_bytes()):
@@ -89,7 +90,7 @@ def add_tools() -> None:
 
 
 def modules() -> list[str]:
-    """Return the protocol's modules, the foremost first."""
+    """Return the protocol's modules, those of ``FOREMOST`` first."""
     names = sorted(path.relative_to(CORE).with_suffix("").as_posix() for path in CORE.rglob("*.py"))
     return [*FOREMOST, *(name for name in names if name not in FOREMOST and not name.endswith("__init__"))]
 
@@ -122,7 +123,7 @@ def _module(name: str) -> tuple[libcst.Module, list[Any]]:
 
 
 def _inside_prose(tree: libcst.Module) -> set[int]:
-    """Return the nodes inside texts for people, such as the number of digits that an error names."""
+    """Return the nodes inside texts for people, such as the number of digits in an error's text."""
     import libcst
 
     class Walk(libcst.CSTVisitor):
@@ -145,7 +146,7 @@ def _inside_prose(tree: libcst.Module) -> set[int]:
 
 
 def _is_prose(mutation: Any) -> bool:
-    """True if it only changes or removes text for people."""
+    """True if the mutation only changes or removes text for people."""
     import libcst
 
     before, after = mutation.original_node, mutation.mutated_node
@@ -174,9 +175,9 @@ def count(module: str) -> int:
 
 
 def sample(module: str, most: int | None, seed: int) -> Iterator[Mutant]:
-    """Yield up to ``most`` different mutants of a module, drawn by a seed; None: all.
+    """Yield up to ``most`` different mutants of a module, drawn by a seed; all of them if it is None.
 
-    A larger draw begins with a smaller one.
+    A larger draw begins with the smaller one.
     """
     tree, mutations = _module(module)
     drawn = list(mutations)

@@ -1,4 +1,4 @@
-"""The results of each module's mutants: a table for docs/reliability.md."""
+"""Each module's mutants and their results, as a table for docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Row:
 
     module: str
     mutants: int
-    """Number of mutants that mutmut makes of it."""
+    """Number of mutants that mutmut makes of the module."""
     tried: int
     killed: int
     equivalent: int
@@ -34,7 +34,7 @@ class Row:
 
     @property
     def share(self) -> float:
-        """The share killed, without equivalent mutants."""
+        """The share of killed mutants, leaving out equivalent ones."""
         return self.killed / (self.killed + self.open) if self.killed + self.open else 1.0
 
 

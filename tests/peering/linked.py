@@ -1,4 +1,4 @@
-"""Both sides of a link in one process, over a connection in memory that a test can cut, stall and inspect."""
+"""Both sides of a link in one process, over an in-memory connection that a test can cut, stall and inspect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Linked:
 
 
 def linked(dispatch, bounds: LinkBounds = BETWEEN_INSTANCES, served: LinkBounds | None = None, **more):
-    """Run both sides, each call in a task; on exit the connection is cut."""
+    """Run both sides, each call in a task; cut the connection on exit."""
     return linked_callbacks(in_task(dispatch), bounds, served, **more)
 
 
@@ -36,7 +36,7 @@ def linked(dispatch, bounds: LinkBounds = BETWEEN_INSTANCES, served: LinkBounds 
 async def linked_callbacks(
     handler, bounds: LinkBounds = BETWEEN_INSTANCES, served: LinkBounds | None = None, **more
 ) -> AsyncIterator[Linked]:
-    """Run both sides, with a handler that is called without a task; on exit the connection is cut."""
+    """Run both sides, with a handler that is called without a task; cut the connection on exit."""
     pair = Linked(bounds)
 
     async def serve() -> None:
@@ -61,7 +61,7 @@ class Caught:
     error: BaseException | None = None
 
     async def run(self, awaitable) -> None:
-        """Await it, and store its error."""
+        """Await the call, and store its error."""
         try:
             await awaitable
         except Exception as error:  # noqa: BLE001 - that is what it is for

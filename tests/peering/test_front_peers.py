@@ -85,7 +85,7 @@ async def test_a_front_end_that_is_frozen_is_replaced(monkeypatch, caplog):
 
 
 async def test_a_front_end_that_failed_to_start_is_started_again(monkeypatch, caplog):
-    """For example for lack of descriptors, processes or memory, which may become free."""
+    """A start can fail, for example, for lack of descriptors, processes or memory, which may become free later."""
     config = config_of({"http.bind": "127.0.0.1:0", "http.processes": 2, "shutdown.drain_s": 5.0})
     answering = cast("Any", SimpleNamespace(flush=lambda: None, dispatch=in_task(echo), security=None))
     stop = trio.Event()

@@ -1,4 +1,4 @@
-"""A link: many concurrent calls, each answered when it is ready, or failed with its exact outcome."""
+"""A link: many concurrent calls; each is answered when ready, or fails with its exact outcome."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ async def test_a_call_that_was_never_written_was_not_sent():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one, 1)
             await wait_all_tasks_blocked()
-            nursery.start_soon(one, 2)  # queued after the send that is stuck
+            nursery.start_soon(one, 2)  # queued after the blocked send
             nursery.start_soon(one, 1_000_000)
             await wait_all_tasks_blocked()
             pair.link.cut()

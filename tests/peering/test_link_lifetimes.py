@@ -1,4 +1,4 @@
-"""A link to an instance that left while it was dialled is closed, not kept. And a link keeps no request alive."""
+"""A link to an instance that left while it was dialled is closed, not kept; and a link keeps no request alive."""
 
 from __future__ import annotations
 

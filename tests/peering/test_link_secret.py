@@ -1,4 +1,4 @@
-"""Both ends of a link prove that they know the cluster's secret before any frame is read."""
+"""Both ends of a link prove that they have the cluster's secret before any frame is read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OTHER = LinkSecret(b"t" * 32, "b")
 
 
 async def met(connector: LinkSecret | None, acceptor: LinkSecret | None) -> tuple[list[object], str]:
-    """Return the calls that reached the acceptor, and why the link ended."""
+    """Connect both ends; return the calls that reached the acceptor, and why the link ended."""
     mine, theirs = memory_stream_pair()
     called: list[object] = []
 
@@ -55,7 +55,7 @@ async def met(connector: LinkSecret | None, acceptor: LinkSecret | None) -> tupl
         try:
             await link.call("echo", 1)
         except LinkBroken as error:
-            assert connector is None or not error.sent  # without the secret its first frame has been sent
+            assert connector is None or not error.sent  # without a secret the first frame has been sent
         link.cut()
         nursery.cancel_scope.deadline = trio.current_time() + 2
     return called, why
@@ -256,7 +256,7 @@ async def test_without_a_secret_a_link_wants_a_certificate_for_the_host_of_its_a
 
 @pytest.mark.parametrize("minimum", ["1.2", "1.3"])
 async def test_a_relay_with_a_certificate_of_the_same_authority_passes_no_call_on(tmp_path, minimum):
-    """It forwards the proof unchanged, and could change the calls: it terminates TLS on both sides."""
+    """The relay terminates TLS on both sides, so it forwards the proof unchanged and could change calls."""
     authority = Authority(tmp_path)
     pairs = {name: authority.issue(name) for name in ("server", "relay")}
     own, relays = (

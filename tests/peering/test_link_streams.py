@@ -1,4 +1,4 @@
-"""Streams and conversations on a link: in order, with backpressure, and none at the expense of another."""
+"""Streams and conversations on a link: in order, with backpressure, and without starving one another."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ async def test_a_caller_that_does_not_read_is_waited_for():
 
 
 async def test_many_large_messages_at_once_stay_within_bounds():
-    """A message may exceed the window only while the receiver has no other to process first."""
+    """A message may exceed the window only while the receiver has no other message to process first."""
 
     async def deaf(call) -> Reply:
         call.channel.accept()
@@ -262,7 +262,7 @@ async def test_a_conversation_learns_that_its_link_broke():
 
 
 def leaving_at(link, kind: FrameKind, scope: trio.CancelScope) -> None:
-    """Cancel a caller just before a frame of this kind reaches it, so that it finds both at once."""
+    """Cancel a caller just before a frame of this kind reaches it, so that it sees both at once."""
     taken = link.on_frame
 
     def on_frame(frame) -> None:

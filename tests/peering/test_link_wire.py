@@ -1,4 +1,4 @@
-"""Input that ends a link (garbage, silence, a peer of another kind), and input that does not."""
+"""Input that ends a link (garbage, silence, another kind of peer), and input that does not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def frame(*parts) -> bytes:
 
 
 async def served(data: bytes) -> bytes:
-    """Return the output of the served side to a peer that sends this and then listens."""
+    """Return the served side's output to a peer that sends ``data`` and then listens."""
     mine, theirs = memory_stream_pair()
     said = b""
     async with trio.open_nursery() as nursery:

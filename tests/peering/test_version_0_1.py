@@ -1,4 +1,4 @@
-"""Requests to and from an instance of version 0.1: the first in the new format, all later ones in its own."""
+"""Requests to and from an instance of version 0.1: the first in the new format, all later ones in the old."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC = {"namespace": "default", "topic": "orders"}
 
 
 class Old:
-    """A link to an instance of version 0.1, which has only these kinds."""
+    """A link to an instance of version 0.1, which supports only these kinds."""
 
     is_0_1 = False
 

@@ -1,4 +1,4 @@
-"""A chained topic on a store of dicts, and its verification from a reader's side."""
+"""A chained topic on a store of dicts, and its verification as a reader does it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class ChainedTopic:
         return KnownHead(self.state.metadata.generation, chain.number, chain.position, chain.link)
 
     def verify(self, known=None, head=None):
-        """Verify the whole store as a reader does."""
+        """Verify the whole store as a reader would."""
         verifier = Verifier(str(NAME), self.state.metadata.generation, known, head)
         entries = [(key[-10:], value) for key, value in self.entries()]
         for entry in entries:

@@ -106,7 +106,7 @@ class Topic:
     # --- content -------------------------------------------------------------------------------
 
     def payloads(self):
-        """Return the live messages whose payload is in the row."""
+        """Return the payloads of live messages that have them in the row itself."""
         span = span_of(self.state, Look(bound_at(0)))
         rows = self.store.scan(Table.MESSAGE, self.state.prefix, self.state.prefix + b"\xff" * 20)
         return [payload.decode() for _, payload in page_of(rows, span).messages()]
@@ -117,7 +117,7 @@ class Topic:
 
 
 def publish(ids, producer="p", payloads=None, **fields):
-    """Return a request whose messages are named after their ids: ``p7`` is 7 of producer p."""
+    """Return a request whose payloads name producer and id: ``p7`` is message 7 of producer p."""
     if payloads is None:
         payloads = [f"{producer}{each}" for each in ids]
     request = PublishRequest([each.encode() for each in payloads], producer=producer, sequence_ids=ids, **fields)

@@ -1,4 +1,4 @@
-"""Reads a topic from a store of dicts with the real walk: page after page, with stored messages."""
+"""Reads a topic from a store of dicts with the real walk: page by page, with stored messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_PAGE_BYTES = 1 << 20
 
 
 def walk(store, sink, chunk=3):
-    """Feed ``sink`` its scans, a few rows at a time as stores do."""
+    """Feed ``sink`` the rows of its scans, a few at a time as stores do."""
     for scan in sink.scans():
         rows = store.scan(scan.table, scan.start, scan.stop)
         rows = rows[::-1] if scan.reverse else rows
@@ -19,7 +19,7 @@ def walk(store, sink, chunk=3):
 
 
 def messages_of(store, span, limit=1000, view=None):
-    """Return id and payload of all messages of a span, read in pages of ``limit``."""
+    """Return the id and payload of each message in a span, read in pages of ``limit``."""
     found = []
     while True:
         paging = Paging(span, limit, MAX_PAGE_BYTES, view)

@@ -1,4 +1,4 @@
-"""A chained topic verifies without a fault after any history, including power cuts after any row."""
+"""A chained topic passes verification after any history, including power cuts after any row."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def stores(draw, pointer=None):
 
 @st.composite
 def publishes_of_stored(draw, pointer=None):
-    """Draw a publish of stored messages, with or without messages of its own; or of staged ones."""
+    """Draw a publish of stored messages, with or without further messages, or of staged ones."""
     ttl_s = draw(st.sampled_from([None, None, 2]))
     if pointer is None:
         ids = [draw(st.integers(0, 50))]

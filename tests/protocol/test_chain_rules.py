@@ -1,4 +1,4 @@
-"""Chained topics: an entry covers every request, and verification finds every manipulation of the topic's rows."""
+"""Chained topics: an entry covers every request, and verification detects every manipulation of the topic's rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kinds(verification):
 
 
 def busy_topic():
-    """Return a topic with some of every kind of content."""
+    """Return a topic with content of every kind."""
     topic = ChainedTopic()
     topic.publish(b"one")
     topic.publish(b"two", b"three", attributes=[{"colour": "red"}, {}])
@@ -64,7 +64,7 @@ def test_a_chained_topic_is_verified_with_all_of_its_messages():
 
 
 def covered(topic):
-    """Return how many rows each entry of messages covers, without the first of the chain."""
+    """Return the number of rows that each entry of messages covers, except the chain's first."""
     entries = [ChainEntry.decode(key[-10:], value) for key, value in topic.entries()[1:]]
     return [each.rows for each in entries if each.kind in COVERING]
 
@@ -203,7 +203,7 @@ def test_any_changed_byte_of_any_message_is_found_where_it_is(index):
         changed[place] ^= 0x01
         topic.store.tables[Table.MESSAGE][key] = bytes(changed)
         if topic.verify().is_good:
-            # Not covered: the sequence ids of a producer's request.
+            # The sequence ids of a producer's request are not covered.
             assert not changes_what_readers_get(value, bytes(changed)), (index, place)
 
 
@@ -291,7 +291,7 @@ def test_any_changed_byte_of_an_entry_is_found(index):
         changed = bytearray(value)
         changed[place] ^= 0x01
         if place == 1 and decode_row(bytes(changed)) == decode_row(value):
-            continue  # the sign of the length, which has no meaning
+            continue  # the sign of the length, which is meaningless
         topic.store.tables[Table.PAYLOAD][key] = bytes(changed)
         found = topic.verify(known.head())
         assert not found.is_good, (index, place)
@@ -314,7 +314,7 @@ def test_a_message_that_is_removed_with_its_entry_is_found():
 
 
 def test_entries_made_again_from_other_messages_are_found_with_a_known_head():
-    """An attacker who can write the store can make a consistent chain; only a link kept elsewhere reveals it."""
+    """An attacker who can write to the store can forge a consistent chain; only a link stored elsewhere reveals it."""
     honest, forged = ChainedTopic(), ChainedTopic()
     honest.publish(b"pay 100")
     forged.publish(b"pay 900")
@@ -420,13 +420,14 @@ def test_a_message_that_is_gone_before_its_own_time_to_live_is_over_is_found():
 
 
 def test_a_message_before_the_first_entry_that_has_not_expired_is_found():
-    """Entries that are dropped too early do not hide the messages they covered."""
+    """Entries that are dropped too early do not hide the messages that they covered."""
     topic = ChainedTopic()
     for number in range(4):
         topic.publish(b"%d" % number)
     for key, _ in topic.entries()[:3]:
         del topic.store.tables[Table.PAYLOAD][key]
-    # The faults: the first entry left has not expired, the message before it, and the message that it does not cover.
+    # The faults: the first remaining entry has not expired; the message before it; and the message that it does not
+    # cover.
     assert kinds(topic.verify()) == ["entry-removed"] * 3
 
 
@@ -467,7 +468,7 @@ def test_a_head_whose_entry_expires_while_a_topic_is_being_read_is_not_a_fault()
 
 
 def test_a_topic_whose_entries_do_not_reach_its_head_is_found():
-    """Removing the end of a topic from the store of a running daemon is found without a kept head."""
+    """If a topic's end is removed from a running daemon's store, verification finds it without a stored head."""
     topic = busy_topic()
     head = topic.head()
     del topic.store.tables[Table.MESSAGE][at(topic, 9)]
@@ -646,7 +647,7 @@ def test_any_changed_byte_of_a_stored_message_that_is_shown_is_found_where_it_is
             rows[key] = value[:index] + bytes([value[index] ^ 1]) + value[index + 1 :]
             faults = topic.verify().faults
             if value.endswith((b"lost", b"given up", b"one", b"two")):
-                assert len(faults) <= 1  # invisible to readers, unless the change turns it into a visible one
+                assert len(faults) <= 1  # invisible to readers, unless the change makes it visible
             else:
                 assert [fault.kind in ("changed", "removed", "unreadable", "inserted") for fault in faults] == [True]
                 shown += 1
@@ -678,7 +679,7 @@ def test_inserted_and_swapped_stored_messages_are_found():
     moved = third[:-10] + (int.from_bytes(third[-10:], "big") + 65536).to_bytes(10, "big")
     assert second < between < moved
     rows[between] = encode_row(MessageRow(b"new"))
-    assert topic.verify().is_good  # after the last published one: no reader gets it
+    assert topic.verify().is_good  # after the last published message, so no reader gets it
     del rows[between]
     reference = topic.messages()[0][0]
     value = topic.store.tables[Table.MESSAGE][reference]

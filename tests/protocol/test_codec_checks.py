@@ -1,4 +1,4 @@
-"""The checks of a request that need no topic."""
+"""Checks of requests that need no topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CloudEvents of any content: a valid one survives a round trip, an invalid one is refused with a proper error."""
+"""CloudEvents with any content: valid ones survive a round trip, invalid ones are refused with a proper error."""
 
 from __future__ import annotations
 

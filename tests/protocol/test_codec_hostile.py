@@ -1,4 +1,4 @@
-"""Hostile bodies: a malformed one is refused at once, with the position, and nothing else happens."""
+"""Hostile bodies: malformed ones are refused at once, with the position, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_values_are_counted_outside_of_strings_however_the_body_is_cut(texts, pi
 
 
 def test_a_string_that_never_ends_is_read_once(monkeypatch):
-    # Searching for its end again from every quote would take hours.
+    # Searching for the string's end again from every quote would take hours.
     monkeypatch.setattr(json_values, "MAX_VALUES", 50)
     with pytest.raises(MalformedBody, match="Unterminated string"):
         JSON.decode_publish(b'{"messages":["' + b',\\"' * 1_000_000)

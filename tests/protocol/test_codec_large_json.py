@@ -1,4 +1,4 @@
-"""A large JSON body is parsed in pieces: with the same result as at once, and with pauses throughout."""
+"""A large JSON body is parsed in pieces: with the same result as in one go, and with pauses throughout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ anything = st.recursive(
     lambda each: st.lists(each, max_size=5) | st.dictionaries(texts, each, max_size=5),
     max_leaves=30,
 )
-#: A text cut off or changed at this place; it is usually not valid JSON.
+#: A text that is cut off or changed at this place; it is usually not valid JSON.
 spoiled = st.tuples(anything, st.integers(0, 400), st.sampled_from(["", "x", ",", "]", "}", '"', "\\", "[", " ", "1"]))
 
 
@@ -117,7 +117,7 @@ def test_values_are_counted_with_an_escape_at_the_border_of_two_pieces(monkeypat
     ids=["strings", "escapes", "items", "large items"],
 )
 def test_no_large_part_of_a_body_is_parsed_without_a_pause(entry):
-    """The work between two pauses is measured in bytes, because its time depends on the machine."""
+    """The work between two pauses is measured in bytes, because its duration depends on the machine."""
     one = json.dumps(entry).encode()
     count = 4 * MIB // len(one)
     body = b'{"messages": [' + b",".join([one] * count) + b"]}"

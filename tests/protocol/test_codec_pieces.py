@@ -1,4 +1,4 @@
-"""Pages written in pieces: joined they are the page, and no piece takes long."""
+"""Pages written in pieces: the joined pieces equal the page, and no piece takes long."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ID = bytes(4) + bytes(range(16))
-#: Text with characters of one to four bytes, so that cuts fall into some of them; and bytes that are not text.
+#: Text with characters of one to four bytes, some of which get cut; and bytes that are not text.
 LONG = {
     "text": b"x" * (3 * PIECE_BYTES + 1),
     "one byte, then four each": b"x" + "\N{MUSICAL SYMBOL G CLEF}".encode() * PIECE_BYTES,

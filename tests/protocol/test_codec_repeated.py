@@ -1,4 +1,4 @@
-"""The shortcut for requests of one message, and of a producer's cached fields, decodes the same as the full decoder."""
+"""The shortcut for requests of one message and for a producer's cached fields decodes the same as the full decoder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRODUCERS = st.builds(
     generation=st.none() | st.integers(1, 500),
     sequence_ids=st.none() | st.lists(LONGS, min_size=1, max_size=2),
 )
-#: Unusual but legal: two blocks, a block with its size, two superfluous bytes in a number, a branch in two bytes.
+#: Unusual but legal: two blocks, a block with its size, a number with two superfluous bytes, a branch in two bytes.
 ODD_IDS = [b"\x02\x02\x08\x02\x08\x00", b"\x02\x01\x02\x08\x00", b"\x02\x02\x88\x80\x00\x00", b"\x82\x00\x02\x08\x00"]
 
 
@@ -38,7 +38,7 @@ class WithoutShortcuts(Avro2Codec):
 
 
 def told(codec, body):
-    """Return the request, or the error of the body."""
+    """Return the request, or the body's error."""
     try:
         return codec.decode_publish(body)
     except BadRequest as error:

@@ -1,4 +1,4 @@
-"""Every record survives a round trip in every encoding, and fastavro agrees on the Avro ones."""
+"""Every record survives a round trip in every encoding, and fastavro agrees on the Avro encodings."""
 
 from __future__ import annotations
 

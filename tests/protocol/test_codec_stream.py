@@ -25,7 +25,7 @@ def read(message: bytes):
 
 
 def flat(parts):
-    """Return number and content of each request."""
+    """Return each request's number and content."""
     found = []
     for part in parts:
         if isinstance(part, Singles):
@@ -41,7 +41,7 @@ def test_a_single_has_the_documented_bytes_in_both_directions():
 
 
 def _map(*pairs):
-    """Return a msgpack map, which may have a key twice."""
+    """Return a msgpack map, which may have duplicate keys."""
     return bytes([0x80 | len(pairs)]) + b"".join(msgpack.packb(key) + value for key, value in pairs)
 
 

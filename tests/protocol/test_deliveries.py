@@ -22,10 +22,10 @@ from plainsong.protocol.topic.reading import Walk
 from plainsong.protocol.transactions.view import Verdict, View
 
 PREFIX = generation_prefix(NAME, 1)
-#: Rows were published up to two seconds before: a ttl of a second is over for some, one of a minute for none.
+#: Rows were published up to two seconds earlier: a TTL of a second is over for some, a TTL of a minute for none.
 NOW_MS = 1_000_000
 SEEDS = 24
-#: Pointers: visible, invalid, undecided, begun later, the reader's own.
+#: Pointers: visible, invalid, undecided, later than the view, the reader's own.
 SEEN, INVALID, OPEN, LATER, OWN = 3, 5, 6, 9, 11
 VIEWS = (
     None,
@@ -42,7 +42,7 @@ EXTRAS = (
     {"i": 2, "a": {"of": "one"}},
     {"a": {}},
 )
-#: Attributes that are not strings, which only a reader of attributes notices.
+#: Attributes that are not strings, which only a reader of attributes detects.
 UNREADABLE = {"a": {"number": 5}}
 GARBLED = (
     b"",
@@ -55,11 +55,11 @@ GARBLED = (
 
 @dataclass
 class Case:
-    """Rows of a topic, and the expected messages of each."""
+    """A topic's rows, and the expected messages of each."""
 
     rows: list[tuple[bytes, bytes]] = field(default_factory=list)
     payload_rows: list[tuple[bytes, bytes]] = field(default_factory=list)
-    #: For each row its position, its own row (a reference's pointer and end), and its messages.
+    #: For each row its position, the row itself (of a reference, its pointer and end), and its messages.
     entries: list[tuple[bytes, MessageRow | bytes, list[tuple[bytes, MessageRow | bytes]]]] = field(
         default_factory=list
     )
@@ -128,11 +128,11 @@ def _add_stored(case, rng, pointer, extras, position):
 
 
 class Reader(Walk):
-    """Records everything; continues after unreadable rows."""
+    """Records everything, and continues after unreadable rows."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        #: Id, payload, pointer, end and attributes of each message; only the id of an unreadable one.
+        #: Each message's id, payload, pointer, end and attributes; only the id of an unreadable one.
         self.told = []
 
     def _take(self, items, pointers, expiries):
@@ -192,7 +192,7 @@ class Specified:
         return True
 
     def _one(self, message_id, row, carrier, held_at):
-        """Deliver one message, given its row and the row with its pointer; return True if the reader continues."""
+        """Deliver one message, given its own row and the row with its pointer; return True if the reader continues."""
         strings = None if isinstance(row, bytes) else row.extras.get("a")
         if isinstance(row, bytes) or (self.with_attributes and strings == UNREADABLE["a"]):
             if self.held_by is None:
@@ -235,7 +235,7 @@ def is_over(message_id, ttl_s):
 
 
 def bounds_of(case):
-    """Yield the bounds of the whole topic, and some at and inside references."""
+    """Yield the bounds of the whole topic, and bounds at and inside references."""
     yield FIRST_BOUND, LAST_BOUND
     inside = [position + at for position, _, stored in case.entries for at, _ in stored]
     if inside:

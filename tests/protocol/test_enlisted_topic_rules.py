@@ -1,4 +1,4 @@
-"""A topic where another instance decides transactions: it writes only under pointers for which it is enlisted."""
+"""A topic whose transactions another instance decides: it writes only under pointers for which it is enlisted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHER = POINTER + 1
 
 
 class EnlistedTopic(Topic):
-    """A topic that is enlisted for ``POINTER``; ``standings`` has the authority's answers for others."""
+    """A topic that is enlisted for ``POINTER``; ``standings`` contains the authority's answers for other pointers."""
 
     def load(self):
         super().load()

@@ -1,4 +1,4 @@
-"""Topics enlist before they write under a transaction; the service remembers them, and a commit closes them first."""
+"""Topics enlist before they write under a transaction; the service stores that, and a commit closes them first."""
 
 from __future__ import annotations
 

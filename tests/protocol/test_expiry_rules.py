@@ -1,4 +1,4 @@
-"""Expired messages stay expired: across longer times to live, cleaning, and clocks that go back."""
+"""Expired messages stay expired despite a longer TTL, cleaning, and clocks that go back."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_query_outside_steps_equals_a_step_that_writes_nothing_and_answers_at_
     for look in (Look(bytes(20)), Look(bytes(20), end_before=b"\xff" * 20), Look(b"\xff" * 20)):
         assert beside(core, look, NOW_MS + 10) == ask(other, look, NOW_MS + 10)[0]
     assert beside(core, Look(bytes(20)), NOW_MS) == ask(other, Look(bytes(20)), NOW_MS)[0], "its time does not go back"
-    # Waiting, refusing and writing first take a step.
+    # Waiting, refusing and writing take a step first.
     assert beside(core, Look(b"\xff" * 20, deadline_s=5.0), NOW_MS + 10) is None
     assert beside(core, Look(b"\xff" * 20, deadline_s=5.0), NOW_MS + 10, 6.0) is not None
     assert beside(core, Look(bytes(20)), NOW_MS + 11_001) is None

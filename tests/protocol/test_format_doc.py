@@ -43,7 +43,7 @@ DUMP_LINE = re.compile(r"(?P<label>\w+)?\s+(?P<hex>[0-9a-f]{2}(?: [0-9a-f]{2})*)
 
 
 def dumps(name: str) -> list[dict[str, bytes]]:
-    """Return the blocks fenced as ``hex name``: bytes by label."""
+    """Return the bytes by label in the blocks fenced as ``hex name``."""
     found = []
     for block in re.findall(rf"^```hex {name}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL):
         parts: dict[str, bytes] = {}
@@ -63,7 +63,7 @@ def documented_rows() -> list[tuple[bytes, bytes]]:
 
 
 class Example:
-    """The three steps of the example, with a clock that is set."""
+    """The three steps of the example, on a settable clock."""
 
     def __init__(self) -> None:
         self.core = TopicCore(TopicState(NAME))
@@ -83,7 +83,7 @@ class Example:
         return answer
 
     def page(self, at_ms: int) -> Page:
-        """Return all readable messages, from the rows."""
+        """Read all messages from the rows."""
         store = MemoryStore()
         for operations in self.commits:
             store.apply(operations)
@@ -248,7 +248,7 @@ class ChainExample:
         self._store = store
 
     def rows(self, pointers: bytes) -> list[tuple[bytes, bytes]]:
-        """Return key and value, as in LevelDB, of keys whose pointer begins like this."""
+        """Return keys and values, as in LevelDB, of keys whose pointers begin with ``pointers``."""
         start = b"shop:ledger:" + struct.pack(">i", 1) + pointers
         found = self._store.tables[Table.PAYLOAD].walk(start, start + b"\xff" * 10, reverse=False)
         return [(bytes((Table.PAYLOAD,)) + key, value) for key, value in found]

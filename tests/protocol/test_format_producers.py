@@ -1,4 +1,4 @@
-"""docs/format.md is correct about producers: its third example, byte by byte."""
+"""docs/format.md is correct about producers: its third example matches byte by byte."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Example:
         self.store.apply(step.operations)
 
     def rows(self, table, start=b""):
-        """Return key and value, as in LevelDB, of keys that begin like this."""
+        """Return keys and values, as in LevelDB, of keys that begin with ``start``."""
         stored = self.store.tables[table].walk(start, start + b"\xff", reverse=False)
         return [(bytes([table]) + key, value) for key, value in stored]
 
 
 def documented(kind):
-    """Return key and value of the page's rows of one kind."""
+    """Return keys and values of the page's rows of one kind."""
     return [(row["key"], row["value"]) for row in dumps(rf"{kind}-\d")]
 
 

@@ -1,4 +1,4 @@
-"""docs/format.md is correct about staging: its fourth example, byte by byte."""
+"""docs/format.md is correct about staging: its fourth example matches byte by byte."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stored(segment, payload):
 
 
 class Example:
-    """The steps of the example, with the pointer's row before the last step."""
+    """The steps of the example, and the pointer's row before the last step."""
 
     def __init__(self):
         self.core, self.store = TopicCore(TopicState(NAME)), MemoryStore()
@@ -49,13 +49,13 @@ class Example:
         return answer
 
     def rows(self, table, start=b""):
-        """Return key and value, as in LevelDB, of keys that begin like this."""
+        """Return keys and values, as in LevelDB, of keys that begin with ``start``."""
         found = self.store.tables[table].walk(start, start + b"\xff", reverse=False)
         return [(bytes([table]) + key, value) for key, value in found]
 
 
 def documented(kind):
-    """Return key and value of the page's rows of one kind."""
+    """Return keys and values of the page's rows of one kind."""
     return [(row["key"], row["value"]) for row in dumps(rf"{kind}-\d")]
 
 

@@ -1,4 +1,4 @@
-"""docs/format.md is correct about transactions: its second example, byte by byte, and every key of the service."""
+"""docs/format.md is correct about transactions: its second example byte by byte, and every key of the service."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Example:
         return answer
 
     def rows(self, table):
-        """Return key and value, as in LevelDB."""
+        """Return keys and values, as in LevelDB."""
         stored = self.store.tables[table].walk(b"", b"\xff", reverse=False)
         return [(bytes([table]) + key, value) for key, value in stored]
 
     def read(self, view=None):
-        """Return all messages, with ids, of a reader with ``view``."""
+        """Return all messages, with ids, that a reader with ``view`` gets."""
         paging = Paging(self.do(Look(FIRST_BOUND), 20), 100, 1 << 20, view)
         for scan in paging.scans():
             scan.feed(list(self.store.tables[scan.table].walk(scan.start, scan.stop, reverse=False)))
@@ -66,7 +66,7 @@ class Example:
 
 
 def documented(kind):
-    """Return key and value of the page's rows of one kind."""
+    """Return keys and values of the page's rows of one kind."""
     return [(row["key"], row["value"]) for row in dumps(rf"{kind}-\d")]
 
 

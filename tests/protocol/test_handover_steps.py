@@ -1,4 +1,4 @@
-"""Handover steps: a step moves only its slices, from or to one instance, and all instances agree on it."""
+"""Handover steps: a step moves only its slices, from or to one instance, and all instances agree."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def owners(assigned):
 
 
 def moved(before, after):
-    """Return the topics with another owner, each with old and new owner."""
+    """Return the topics whose owner changed, each with its old and new owner."""
     return {topic: (before[topic], after[topic]) for topic in TOPICS if before[topic] != after[topic]}
 
 
@@ -63,7 +63,7 @@ def test_an_instance_with_fewer_slices_gives_up_their_topics_and_nothing_else_mo
     giver = data.draw(st.sampled_from(found))
     to = data.draw(st.integers(0, giver.slices))
     fewer = [replace(each, slices=to) if each is giver else each for each in found]
-    # One instance stays unchanged; without it those that stay would share the released slices.
+    # One instance stays unchanged; without it the remaining ones would share the released slices.
     rest = Member("e", "e:1")
     before, after = (owners(Assignment([*each, rest], said)) for each in (found, fewer))
     for topic, (was, _) in moved(before, after).items():

@@ -1,4 +1,4 @@
-"""Reading as of a moment, in the transaction service: decision times, and the decisions made by then."""
+"""Reading as of a moment in the transaction service: decision times, and which decisions were made by a moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of any content and any size, read one after the other, are the topic."""
+"""Pages with any content and of any size, read one after another, add up to the topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plainsong.protocol.topic.reading import Paging
 
 PREFIX = generation_prefix(NAME, 1)
 NOW_MS = 5_000
-#: Publish times at which a message with a ttl of a second has expired, is in its last millisecond, or lives.
+#: Publish times at which a message with a TTL of a second has expired, is in its last millisecond, or is live.
 TIMES_MS = (1_000, 3_999, 4_000, 4_001, 4_500)
 
 payloads = st.one_of(st.binary(max_size=8), st.sampled_from([b"x" * 63, b"y" * 64, b"z" * 200]))
@@ -47,7 +47,7 @@ def rows_of(messages):
 
 
 def visible(messages, span):
-    """Return ``(id, payload)`` of the messages that a reader of the span gets according to the specification."""
+    """Return ``(id, payload)`` of the messages that a reader of the span must get, according to the specification."""
     at = {pack_id(ts, seq): (ts, payload, ttl) for ts, seq, payload, ttl in messages}
     return [
         (each, payload)
@@ -58,7 +58,7 @@ def visible(messages, span):
 
 
 def read_on(rows, span, limit, max_bytes, chunk):
-    """Return all messages, page after page; check that each page keeps its bounds and makes progress."""
+    """Read all messages page by page; check that each page keeps its bounds and makes progress."""
     out = []
     while True:
         page = page_of(rows, span, limit, max_bytes, chunk)

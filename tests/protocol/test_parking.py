@@ -1,4 +1,4 @@
-"""Parked polls: woken by position and by deadline, and forgotten when their callers leave."""
+"""Parked polls: woken by position or deadline, and forgotten when their callers leave."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from plainsong.protocol.topic.asks import Look
 from plainsong.protocol.topic.core import Parking
 
-#: The answer at the deadline, which these tests do not look at.
+#: The answer at the deadline, which these tests ignore.
 SPAN = None
 
 actions = st.lists(

@@ -1,7 +1,8 @@
-"""The topic's write pointers against plain lists: stores, publishes, rollbacks, decisions, power cuts, re-creations.
+"""The topic's write pointers against plain lists: stores, publishes, rollbacks, decisions, power cuts, recreated
+topics.
 
 The model is the view of an uncommitted reader, in order, with the sign of each row, and the stored, unpublished
-messages of each pointer. All other state of the core (runs, counts, forgotten pointers) has to follow from it.
+messages of each pointer. All other state of the core (runs, counts, forgotten pointers) must follow from it.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ class Kept:
     payload: bytes
     segment: str | None
     known: bool = True
-    """False if a power cut left the row, but no record of it."""
+    """False if a power cut left the row, but nothing that records it."""
 
 
 @dataclass
 class Pointer:
-    """The state of a write pointer in one generation, besides its messages."""
+    """The state of a write pointer in one generation, except its messages."""
 
     kept: list[Kept] = field(default_factory=list)
     response: PublishResponse | None = None
@@ -88,7 +89,7 @@ class Authority(NoAuthority, dict):
 
 
 def following(position):
-    """Return the next position of a request, while its millisecond has any."""
+    """Return the next position of a request, if its millisecond has one."""
     ts_ms, sequence_id = unpack_position(position)
     return pack_position(ts_ms, sequence_id + 1)
 
@@ -109,7 +110,7 @@ class PointerMachine(RuleBasedStateMachine):
         self.create()
         self.begin()
 
-    # --- requests: one a step, whole or cut off ---
+    # --- requests: one per step, whole or cut off ---
 
     def ask(self, ask, *refusals):
         """Write the step; return the answer, or one of ``refusals`` if it was raised."""
@@ -125,7 +126,7 @@ class PointerMachine(RuleBasedStateMachine):
 
     @rule(rows=st.integers(0, 9), what=st.sampled_from("pksrRxc"), pointer=PICKS, segment=SEGMENTS)
     def the_power_is_cut(self, rows, what, pointer, segment):
-        """There is no answer: the request may be there in part, and everything before it still is."""
+        """There is no answer: the request may be partly written, and everything before it survives."""
         number, model = self.pick(pointer)
         request = PublishRequest([b"%dx" % self.numbers, b"%dy" % self.numbers], write_pointer=number)
         requests = {
@@ -147,7 +148,7 @@ class PointerMachine(RuleBasedStateMachine):
         self.look_again()
 
     def look_again(self):
-        """Update the model from the store, and check that nothing answered was lost."""
+        """Update the model from the store, and check that nothing acknowledged was lost."""
         state, before, self.exact = self.core.state, self.messages, False
         same = state.metadata.generation == self.generation
         self.generation, self.alive = state.metadata.generation, state.metadata.deleted_ms is None
@@ -409,7 +410,7 @@ class PointerMachine(RuleBasedStateMachine):
         return (errors.Overloaded,) if self.full(number) else ()
 
     def shown(self):
-        """Return the messages of an uncommitted reader, from the rows."""
+        """Return the messages that an uncommitted reader gets, from the rows."""
         out = []
         prefix = generation_prefix(NAME, self.generation)
         for key, value in self.store.scan(Table.MESSAGE, prefix, prefix + b"\xff" * 11):

@@ -1,4 +1,4 @@
-"""A topic's rules for write pointers: refusals, answers, rows, and when a pointer is forgotten."""
+"""A topic's rules for write pointers: refusals, answers, rows, and when pointers are forgotten."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HOUR_MS = 3_600_000
 
 
 class Topic:
-    """A core that gets one ask, or several in one step."""
+    """A topic's core, which gets one ask, or several in one step."""
 
     def __init__(self, properties=None, **limits):
         self.standings, self.checkpointed = {}, {}

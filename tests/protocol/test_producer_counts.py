@@ -1,4 +1,4 @@
-"""A topic's counts of producers, and its answers about those it has partly forgotten."""
+"""A topic's counts of producers, and its answers about producers that it has partly forgotten."""
 
 from __future__ import annotations
 

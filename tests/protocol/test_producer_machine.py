@@ -1,7 +1,7 @@
-"""Producers of a topic against a dict: power cuts at any row, reloads, snapshots, expiry, eviction, switches.
+"""A topic's producers compared with a dict: power cuts at any row, reloads, snapshots, expiry, eviction, switches.
 
-The model has, per producer, its session, its highest id and its last activity, and the list of messages in the topic.
-After a power cut it is given only the number of message rows of the step that were written.
+The model has each producer's session, highest id and last activity, and the list of messages in the topic. After a
+power cut it gets only the number of message rows of the step that were written.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Model:
     lives: int = 0
     enabled: bool = True
     stored: list[tuple[str, int]] = field(default_factory=list)
-    """Payload and publish time, in order. A payload names producer, life and id."""
+    """Payloads and publish times, in order. A payload names its producer, life and id."""
 
     def forget(self, names):
         for name in names:
@@ -86,7 +86,7 @@ class Model:
         self.known.move_to_end(name)
 
     def admit(self, name, now_ms):
-        """True if there is room for one more, evicting an idle one if necessary."""
+        """True if there is room for one more producer; evict an idle one if necessary."""
         if len(self.known) >= LIMITS["max_producers"]:
             idle = self.idle(now_ms)[:1]
             if not idle:
@@ -99,7 +99,7 @@ class Model:
     # --- expected answers ----------------------------------------------------------------------
 
     def publish(self, ask, now_ms):
-        """Return the error, or the ids of the request that are stored."""
+        """Return the error, or the request's ids that are stored."""
         self.expire(now_ms)
         request = ask.request
         name, ids = request.producer, list(request.sequence_ids)
@@ -174,7 +174,7 @@ class ProducerMachine(RuleBasedStateMachine):
             self.topic.policy = NamespacePolicy(enabled=True)
 
     def ask_of(self, drawn, model):
-        """Return the ask, with ids around the producer's last one and payloads as the model expects."""
+        """Return the ask, with ids around the producer's last one and the payloads that the model expects."""
         if len(drawn) == 2:
             return OpenProducer(drawn[0], drawn[1])
         name, start, holes, epoch, atomic = drawn
@@ -187,7 +187,7 @@ class ProducerMachine(RuleBasedStateMachine):
         return publish(ids, name, producer_epoch=sent, atomic=atomic)
 
     def predicted(self, drawn):
-        """Return the asks of a step, the expected answers, and the model after each."""
+        """Return a step's asks, the expected answers, and the model after each."""
         model = copy.deepcopy(self.model)
         asks, answers, models = [], [], []
         for each in drawn:
@@ -238,7 +238,7 @@ class ProducerMachine(RuleBasedStateMachine):
         self.model = self.after_cut(before, asks, models, messages)
 
     def after_cut(self, before, asks, models, messages):
-        """Update the model: the first rows are left, without a partial atomic request; sessions are the topic's."""
+        """Update the model: only the first rows remain, without a partial atomic request; sessions are the topic's."""
         model = copy.deepcopy(before)
         model.lives, model.epochs = models[-1].lives, models[-1].epochs
         lives = {name: [each.life] for name, each in before.known.items()}
@@ -295,7 +295,7 @@ class ProducerMachine(RuleBasedStateMachine):
             self.some_activity_may_be_forgotten()
 
     def some_activity_may_be_forgotten(self):
-        """A producer's duplicates are recorded with the next snapshot, not at once."""
+        """A producer's duplicates count as activity only from the next snapshot on, not at once."""
         known, found = self.model.known, self.topic.book.known
         for name, producer in found.items():
             if name in known:
@@ -315,7 +315,7 @@ class ProducerMachine(RuleBasedStateMachine):
         self.some_activity_may_be_forgotten()
         self.the_book_says_what_the_model_does()
         self.every_message_is_there_once_in_its_order()
-        # Until the next mark, an atomic request that is cut off would stay: two faults at once.
+        # Until the next mark, an atomic request that is cut off would stay, which takes two faults at once.
         self.topic.ask(SetProperties({"ttl": TTL_S}))
 
     @rule()
@@ -356,7 +356,7 @@ class ProducerMachine(RuleBasedStateMachine):
             self.model.forget(list(self.model.known))
         self.model.enabled = enabled
         self.topic.policy = NamespacePolicy(enabled, self.switched)
-        # There may be no request before the next switch: the topic notices that it missed one.
+        # There may be no request before the next switch: the topic detects that it missed one.
 
     @precondition(lambda self: self.model.enabled)
     @rule()
@@ -373,7 +373,7 @@ class ProducerMachine(RuleBasedStateMachine):
         if self.model.enabled:
             said = {name: (p.epoch, p.pushed, p.persisted, p.active_ms) for name, p in book.known.items()}
             wanted = {n: (k.epoch, k.highest, k.highest, k.active_ms) for n, k in self.model.known.items()}
-            # The topic may remove expired producers whenever it likes.
+            # The topic may remove expired producers at any time.
             over = {name for name, k in self.model.known.items() if now_ms > k.active_ms + k.memory_ms}
             over |= {name for name, p in book.known.items() if now_ms > book.expires_ms(p)}
             for name in over:

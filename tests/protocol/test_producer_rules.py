@@ -1,4 +1,4 @@
-"""The verdicts on a producer's requests, with the stored rows and the answer of each."""
+"""The verdicts on a producer's requests, with the stored rows and the answer for each."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_an_atomic_request_without_a_producer_is_marked_as_one():
 @pytest.mark.parametrize("more", [{}, {"routing_key": "k"}], ids=str)
 @pytest.mark.parametrize("count", [2, 300, 1025])
 def test_in_a_store_shared_by_instances_each_row_is_marked_as_part_of_a_request(count, more):
-    # An owner of version 0.1 counts no others: it would treat the request as cut off.
+    # An owner of version 0.1 does not count other rows: it would treat the request as cut off.
     topic = Topic()
     topic.state.epoch = 7
     topic.publish(range(count), **more)
@@ -330,7 +330,7 @@ def test_the_rest_of_an_interrupted_plain_request_is_stored_when_it_is_sent_agai
     topic = Topic()
     topic.publish([0])
     topic.step(publish(range(1, 6)), rows=rows)
-    topic.publish([0], "other")  # at the next row's position
+    topic.publish([0], "other")  # at the position of the next row
     topic.load()
     receipt = topic.publish(range(1, 6))
     assert topic.get().last_sequence_id == 5
@@ -806,7 +806,7 @@ def test_stored_messages_are_published_once_for_one_sequence_id():
     assert (again.start_sequence_id, again.end_sequence_id) == (first.start_sequence_id, first.end_sequence_id)
     [row] = rows_of(topic)
     assert Stamp.of(row) == Stamp("p", 0, range(1), 1)
-    topic.store_under(POINTER, [1, 2])  # a retransmit that comes late changes nothing
+    topic.store_under(POINTER, [1, 2])  # a late retransmission changes nothing
 
 
 def test_the_stamp_distinguishes_stored_messages_from_others_published_together():

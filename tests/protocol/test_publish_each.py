@@ -1,4 +1,4 @@
-"""Many requests of one message in one step: the same verdicts, ids and rows as one by one."""
+"""Many requests of one message each in one step get the same verdicts, ids and rows as one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOW = Now(1_700_000_000_000, 0.0)
 
 
 class Asked:
-    """A core with a topic, given several asks in one step."""
+    """A topic's core, which gets several asks in one step."""
 
     def __init__(self, properties: TopicProperties | None, limits: TopicLimits, before: int) -> None:
         self.core = TopicCore(TopicState(TopicName("ns", "t"), limits))
@@ -38,7 +38,7 @@ def plain(answer):
 
 
 def each_of(answer, count: int):
-    """Return the answer of each request."""
+    """Return the answer to each request."""
     if isinstance(answer, Receipt):
         return [Receipt(each, each, answer.generation) for each in consecutive_ids(answer.first_id, count)]
     return answer if isinstance(answer, list) else [answer] * count

@@ -1,4 +1,4 @@
-"""Reports of topics and the transaction service about themselves: spans, figures, chains, and forwarded moments."""
+"""Reports by topics and the transaction service about themselves: spans, figures, chains, and forwarded moments."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_future_moment_is_refused():
 def test_a_damaged_producer_is_listed_among_the_others_with_the_generation_of_the_topic():
     topic = Topic()
     topic.publish([1], "b")
-    topic.book.damaged.add("a")  # as by a load that cannot read a producer's row
+    topic.book.damaged.add("a")  # as a load does if it cannot read a producer's row
     damaged, well = topic.page().producers
     assert (damaged.name, damaged.damaged, damaged.generation) == ("a", True, 1)
     assert (damaged.epoch, damaged.last_sequence_id, damaged.pushed, damaged.active_ms) == (0, -1, -1, 0)
@@ -89,7 +89,7 @@ def test_a_list_of_producers_has_the_cost_of_loading_them():
     topic = Topic()
     topic.publish([1])
     topic.load()
-    topic.book.replay_ms = 17  # as by a load that reads the clock
+    topic.book.replay_ms = 17  # as a load does that reads the clock
     snapshot = topic.page().snapshot
     assert (snapshot.replayed_entries, snapshot.replay_ms) == (1, 17)
 

@@ -45,7 +45,7 @@ metadatas = st.builds(
 buckets = st.lists(st.lists(times, min_size=5, max_size=5), max_size=4)
 marks = st.builds(HighWater, times, times, st.integers(-1, 0xFFFF), buckets)
 readers = st.builds(Reader, st.binary(min_size=20, max_size=20), times)
-#: Anything msgpack may have under the keys we use, mostly of the wrong type.
+#: Anything that msgpack may contain under our keys, mostly of the wrong type.
 anything = st.recursive(
     st.none()
     | st.booleans()

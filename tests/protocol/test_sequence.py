@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from plainsong.protocol.ids import SEQUENCES_PER_MS
 from plainsong.protocol.topic.state import PositionSequence, Run
 
-#: Clocks that stop and jump both ways, with requests for a few positions or for more than a millisecond has.
+#: Clocks that stop and jump both ways, with requests for a few positions or for more than fit in a millisecond.
 takes = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1, 2, 3, 65_535, 65_536, 65_537, 200_000])), max_size=8)
 
 

@@ -1,7 +1,7 @@
-"""Staging against plain lists: stores, publishes, repeats, power cuts, clocks set back, expiry, cleaning, re-creations.
+"""Staging compared with lists: stores, publishes, repeats, power cuts, clocks set back, expiry, cleaning, recreation.
 
-The model is what every reader sees, in order, and what each producer has staged by segment. After a power cut, an
-unanswered request is looked up once, and must be there whole or not at all.
+The model contains the messages that every reader sees, in order, and each producer's staged messages by segment. After
+a power cut, an unanswered request is looked up once, and must be there completely or not at all.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StagingMachine(RuleBasedStateMachine):
     # --- requests -------------------------------------------------------------------------------
 
     def ask(self, ask, *refusals):
-        """Return the answer, or one of ``refusals`` if it was raised."""
+        """Return the answer, or one of ``refusals`` if that is raised."""
         self.numbers += 1
         now = Now(self.wall_ms, 0.0)
         step = self.core.step([(self.numbers, ask)], now)
@@ -217,7 +217,7 @@ class StagingMachine(RuleBasedStateMachine):
             self.published(producer, now.pushed, segments, first + bytes(10), last + b"\xff" * 10)
 
     def look_again(self):
-        """A load keeps everything that was answered; a partly removed pointer is an orphan now."""
+        """A load keeps everything that was acknowledged; a partly removed pointer is now an orphan."""
         state = self.core.state
         for producer in list(self.staged):
             if producer not in state.staged and self.pending_with(self.staged[producer].pointer) is not None:

@@ -1,4 +1,4 @@
-"""Staging across crashes, clocks set back, deletions and cleaning: nothing lost, nothing twice, nothing left."""
+"""Staging across crashes, clocks set back, deletions and cleaning: nothing is lost, duplicated or left over."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_interrupted_publish_happened_or_not_and_its_repeat_takes_effect_once
     topic.stage("a", "one", "two", ids=[0, 1])
     request = PublishRequest([], producer="p", sequence_ids=[0], segments=["a"])
     topic.step(PublishStaged(request, 0), rows=rows)
-    there = rows > 1  # after the row that records that the topic remembers producers
+    there = rows > 1  # the first row records that the topic remembers producers
     assert topic.read() == (["one", "two"] if there else [])
     assert topic.batch(0, "a").duplicate is there
     assert topic.read() == ["one", "two"]

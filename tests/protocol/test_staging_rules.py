@@ -1,4 +1,4 @@
-"""The answers to a store without a write pointer and to a publish of segments, and the rows on disk."""
+"""The answers to stores without a write pointer and to publishes of segments, and the rows on disk."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_staged_messages_survive_a_switch_of_deduplication(topic):
     assert topic.read() == ["one", "two", "three"]
 
 
-# --- room, times to live -------------------------------------------------------------------------------
+# --- room, TTLs ----------------------------------------------------------------------------------------
 
 
 def test_staged_messages_count_for_max_bytes_until_they_are_published():

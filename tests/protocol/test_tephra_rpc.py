@@ -1,4 +1,4 @@
-"""Tephra's calls and replies: the bytes of a Thrift library, in both directions; all other input is refused."""
+"""Tephra's calls and replies: the same bytes as a Thrift library's, in both directions; all other input is refused."""
 
 import struct
 from contextlib import suppress
@@ -51,7 +51,7 @@ from plainsong.protocol.tephra.thrift import (
     framed,
 )
 
-#: Made with thriftpy2, sequence id 1, and accepted by the genuine Java service.
+#: Made with thriftpy2, with sequence id 1, and accepted by the genuine Java service.
 GOLDEN = {
     ("status",): "00000013 80010001 00000006 737461747573 00000001 00",
     ("startShortWithTimeout", 30): "00000029 80010001 00000015 737461727453686f72745769746854696d656f7574 00000001"
@@ -182,14 +182,14 @@ TX = struct.pack(">Bhq", 10, 1, 200)
     [
         b"\0",  # both arguments are missing
         TX + b"\0",
-        TX,  # no end
+        TX,  # no stop byte
         TX + struct.pack(">BhBi", 14, 2, 11, -1) + b"\0",
         TX + struct.pack(">BhBi", 14, 2, 11, 2**31 - 1) + b"\0",
         TX + struct.pack(">BhBi", 14, 2, 11, MAX_BINARIES + 1) + bytes(4 * MAX_BINARIES + 9),
         TX + struct.pack(">BhBii", 14, 2, 11, 1, 2) + b"k\0",
         TX + struct.pack(">BhBi", 14, 2, 10, 1) + bytes(9),
         TX + struct.pack(">Bh", 1, 9),
-        TX + struct.pack(">BhBi", 15, 9, 1, 2**31 - 1),  # items of an empty type, which take no bytes
+        TX + struct.pack(">BhBi", 15, 9, 1, 2**31 - 1),  # a list of items that take no bytes
         TX + struct.pack(">Bh", 12, 9) * 100 + bytes(101),
     ],
 )

@@ -1,4 +1,4 @@
-"""Snapshots of a transaction manager: Tephra's bytes in all versions, hostile ones, and bounds."""
+"""Snapshots of a transaction manager: Tephra's bytes in all versions, hostile bytes, and bounds."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ WRITTEN = bytes.fromhex(
     "08c03ece0fd40f040ad8040006d00f904e880e0202d40f00d20fe05d880e0000d40f904e880e0400"
     "0002d20f02046162000002d60f02026b0000"
 )
-#: Where the change sets start: at "committing".
+#: The offset at which the change sets start, with "committing".
 CHANGE_SETS_AT = WRITTEN.index(bytes.fromhex("02d20f02046162"))
 
 keys = st.lists(st.binary(max_size=10), max_size=4).map(tuple)

@@ -1,7 +1,7 @@
-"""The topic core against a plain list: clocks that jump, power cuts at any row, cleaning that stops half-way.
+"""The topic core compared with a plain list: clocks that jump, power cuts at any row, cleaning that stops half-way.
 
 The machine drives the core as its actor does, on a store of dicts. Its model is a list of messages and four facts about
-the topic; what the core may show, and what it must, is computed from these alone.
+the topic, from which alone it computes what the core may and must show.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class Message:
     generation: int
     own_expiry_ms: int | None
     dead: bool = False
-    """True if it expired under earlier properties of the topic, and so forever."""
+    """True if it expired under earlier properties of the topic; it then stays expired."""
     removed: bool = False
-    """True if its row was cleaned."""
+    """True if its row was cleaned up."""
 
     @property
     def ts_ms(self):
@@ -124,7 +124,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Facts:
-    """All facts about a topic besides its messages."""
+    """All facts about a topic except its messages."""
 
     generation: int = 0
     alive: bool = False
@@ -210,7 +210,7 @@ class TopicMachine(RuleBasedStateMachine):
 
     def start_again(self):
         self.parked.clear()
-        # Positions that never reached the disk may be assigned again: no reader saw them.
+        # Positions that never reached the disk may be assigned again, since no reader saw them.
         self.last_id = max((message.id for message in self.messages), default=bytes(20))
         self.core = TopicCore(loaded_state(self.store, limits=LIMITS))
         self.readers = {name: reader.position for name, reader in self.core.state.readers.items()}
@@ -295,7 +295,7 @@ class TopicMachine(RuleBasedStateMachine):
         return generations_range(NAME, message.generation, message.generation)[0] + message.id[:10]
 
     def decide(self, group, low_space):
-        """Run one step of the core and of the model; return the step, its changes, and the expected answers."""
+        """Run one step of both core and model; return the step, its changes, and the expected answers."""
         arrivals = []
         for make in group:
             self.numbers += 1
@@ -395,7 +395,7 @@ class TopicMachine(RuleBasedStateMachine):
         return out
 
     def happen(self, change):
-        """Apply a change that is durable."""
+        """Apply a durable change."""
         if change.facts is not None:
             for message in self.messages:
                 if message.generation == self.facts.generation:
@@ -407,7 +407,7 @@ class TopicMachine(RuleBasedStateMachine):
     # --- visible messages ---
 
     def visible(self, since=bytes(20)):
-        """Return exactly the messages that a reader has to see from ``since`` on."""
+        """Return exactly the messages that a reader must see from ``since`` on."""
         state, facts = self.core.state, self.facts
         out = []
         for message in self.messages:

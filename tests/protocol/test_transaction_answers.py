@@ -1,4 +1,4 @@
-"""The transaction service's answers to requests, and its counts for metrics."""
+"""The transaction service's answers, and its counts for metrics."""
 
 from __future__ import annotations
 

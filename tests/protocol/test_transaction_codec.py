@@ -1,4 +1,4 @@
-"""A transaction's bytes: the same as Tephra's; invalid bytes are refused cleanly."""
+"""A transaction's bytes are the same as Tephra's; invalid bytes are refused cleanly."""
 
 import re
 import struct
@@ -88,7 +88,7 @@ def test_absent_fields_count_as_tephra_counts_them():
     assert decode_transaction(BOTH_IDS + b"\0") == Transaction(
         read_pointer=100,
         transaction_id=200,
-        write_pointer=200,  # Tephra writes 0; before checkpoints there was only the id
+        write_pointer=200,  # Tephra writes 0 here: before checkpoints there was only the id
         first_short_in_progress=0,
         type=TransactionType.LONG,
     )
@@ -226,4 +226,4 @@ def test_ten_thousand_pointers_are_decoded_quickly():
     before = time.thread_time()
     for _ in range(10):
         assert decode_transaction(encode_transaction(transaction)).invalids == transaction.invalids
-    assert time.thread_time() - before < 0.5  # some 5 ms; item by item it would be ten times that
+    assert time.thread_time() - before < 0.5  # it takes about 5 ms; item by item it would take ten times that

@@ -1,7 +1,7 @@
 """The transaction manager against a simple model, with rows, late writers, jumping clocks and power cuts.
 
-The model has what was acknowledged. A decision interrupted by a power cut may have happened or not; the machine asks
-once after the restart, and the answer must never change.
+The model contains acknowledged operations. A decision that a power cut interrupted may have happened or not; the
+machine asks once after the restart, and from then on the answer must never change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.last = 0
         #: Pointers with rows that have not been rolled back.
         self.rows = set()
-        #: Moment → the transactions shown to a reader as of it.
+        #: Moment → the transactions shown to a reader as of that moment.
         self.shown = {}
 
     # --- clients ----------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(back_s=st.sampled_from([-1, 0, 0.5, 1, 4, 30, 100]))
     def read_as_of(self, back_s):
-        """A reader as of a moment always sees the same, including everything seen as of earlier moments."""
+        """A reader as of a moment always sees the same transactions, including all those seen as of earlier moments."""
         self._passed()
         at_ms = self.at.wall_ms - int(back_s * 1000)
         answer = self._try(asks.AsOf(at_ms))
@@ -230,7 +230,7 @@ class ManagerMachine(RuleBasedStateMachine):
         rows=st.integers(0, 12),
     )
     def the_power_is_cut(self, picks, what, rows):
-        """Commit several requests at once, of which only the first rows reach the disk; there are no answers."""
+        """Commit several requests at once; only the first rows reach the disk, and there are no answers."""
         self._passed()
         wanted, touched = [asks.Begin()], {}
         for pick, kind in zip(picks, what, strict=False):
@@ -253,7 +253,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self._learn(id_, states)
         for record in list(self.at.ledger.open.values()):
             if record.transaction_id not in self.known:
-                # Its begin was written but not answered: it will have no messages.
+                # Its begin was written but not answered, so it never gets messages.
                 assert record.transaction_id > self.last
                 self.last = record.transaction_id
                 self.known[record.transaction_id] = Known([record.transaction_id], True)
@@ -276,7 +276,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return error
 
     def _passed(self):
-        """Apply time-outs that are due: the manager decides them before anything else."""
+        """Apply time-outs that are due: the manager handles them before anything else."""
         self.at.tick()
         for known in self.known.values():
             if known.state == "in_progress" and known.deadline_s <= self.at.mono_s:
@@ -299,7 +299,7 @@ class ManagerMachine(RuleBasedStateMachine):
             self.known[record.transaction_id].deadline_s = record.deadline_s
 
     def _learn(self, id_, states):
-        """Update the model after a cut commit: unchanged, or one of the requested states."""
+        """Update the model after a partial commit: the state is unchanged, or one of those requested."""
         known = self.known[id_]
         record = self.at.ledger.by_pointer.get(id_)
         if record is None:

@@ -1,4 +1,4 @@
-"""Usage of a topic: counted in slices, never too low, too high by at most one slice."""
+"""A topic's usage: counted in slices, never too low, and too high by at most one slice."""
 
 from __future__ import annotations
 

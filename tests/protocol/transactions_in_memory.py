@@ -1,4 +1,4 @@
-"""The transaction manager on a dict of rows: one request at a time, with power cuts after any row."""
+"""The transaction manager on a dict of rows: one request at a time, and power cuts after any row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TransactionsInMemory:
         return self.core.ledger
 
     def load(self):
-        """Start again from the rows, as after a crash."""
+        """Load the manager from the rows, as after a crash."""
         loading = LedgerLoader()
         loading.feed(sorted(self.rows.items()))
         self.core = loading.core(self.settings, self.now, defers_begins=self.defers_begins)

@@ -1,6 +1,6 @@
-"""Runs Trio's event loop as one thread of a schedule, with the schedule's clock and with its threads as workers.
+"""Runs Trio's event loop as a thread of a schedule, with the schedule's clock and its threads as workers.
 
-The loop is the real one. Its wait in the kernel, for a descriptor or a deadline, is a wait of the schedule.
+The loop is the real one. Its wait in the kernel, for a descriptor or a deadline, becomes a wait of the schedule.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import trio._core._run as internals
 
 from tests.schedules import scheduler as sched
 
-#: Trio sleeps this long if it has no deadline; the schedule then treats the wait as unlimited.
+#: If Trio has no deadline, it sleeps for this time, which the schedule treats as unlimited.
 _FOR_EVER_S = 86_400.0
 
 
@@ -36,7 +36,7 @@ class _Clock(trio.abc.Clock):
 
 
 class _Epoll:
-    """``select.epoll`` that lets other threads of the schedule run while it waits."""
+    """A ``select.epoll`` that lets other threads of the schedule run while it waits."""
 
     def __init__(self) -> None:
         self._real = _EPOLL()
@@ -46,7 +46,7 @@ class _Epoll:
         return getattr(self._real, name)
 
     def poll(self, timeout: float = -1, maxevents: int = -1) -> list[tuple[int, int]]:
-        """Wait like epoll's; events found by a check between two switches are kept and returned."""
+        """Wait like epoll's; events that a check between two switches finds are kept and returned."""
 
         def is_ready() -> bool:
             self._found = self._found or self._real.poll(0, maxevents)
@@ -63,7 +63,7 @@ _EPOLL = select.epoll
 
 
 async def _in_thread(call: Callable[..., Any], *arguments: Any, limiter: Any = None, **_: Any) -> Any:
-    """``trio.to_thread.run_sync``."""
+    """Replaces ``trio.to_thread.run_sync``."""
     await trio.lowlevel.checkpoint_if_cancelled()
     token, task = trio.lowlevel.current_trio_token(), trio.lowlevel.current_task()
 
@@ -84,7 +84,7 @@ async def _in_thread(call: Callable[..., Any], *arguments: Any, limiter: Any = N
 
 @contextmanager
 def patched_loop(random: Random) -> Iterator[None]:
-    """Run event loops in this context as threads of the schedule; ``random`` chooses the order of runnable tasks."""
+    """Within the block, event loops run as threads of the schedule; ``random`` chooses the order of runnable tasks."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(select, "epoll", _Epoll))
         stack.enter_context(mock.patch.object(trio.to_thread, "run_sync", _in_thread))

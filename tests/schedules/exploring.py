@@ -1,4 +1,4 @@
-"""Explores schedules: ``python -m tests.schedules`` runs many, and shrinks the first that fails."""
+"""Explores schedules: ``python -m tests.schedules`` runs many, and shrinks the first one that fails."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Found:
     points: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     seed: int | None = None
-    """Seed of the first schedule that failed; None if none did."""
+    """Seed of the first failed schedule; None if none failed."""
     steps: int = 0
     error: BaseException | None = None
 
 
 def home() -> Path:
-    """Make a folder, in memory if possible: a schedule syncs hundreds of times, and tests the order, not the disk."""
+    """Make a folder, in memory if possible: a schedule makes hundreds of syncs, and tests their order, not the disk."""
     memory = Path("/dev/shm")  # mkdtemp makes a private folder in it
     return Path(tempfile.mkdtemp(prefix="schedule-", dir=memory if memory.is_dir() else None))
 
 
 def one(seed: int, *, steps: int = STEPS, **how: Any) -> World:
-    """Run one schedule. Raises what went wrong."""
+    """Run one schedule. Raises the failure."""
     folder = home()
     try:
         return explore(folder / "store", seed, steps=steps, **how)
@@ -65,7 +65,7 @@ def many(seeds: Iterable[int], *, seconds: float = float("inf"), steps: int = ST
 
 
 def shrunk(found: Found, *, tries: int = 40, say: Callable[[str], object] = lambda _: None, **how: Any) -> Found:
-    """Search for a shorter failing schedule: fewer steps for each writer, and seeds near the one that was found."""
+    """Search for a shorter failing schedule: fewer steps for each writer, and seeds near the one found."""
     assert found.seed is not None
     best = found
     for steps in range(1, found.steps):

@@ -1,4 +1,4 @@
-"""Mistakes that exploring schedules has to find, each planted into the present store."""
+"""Mistakes that the exploration of schedules must find, each planted into the present store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from storage.replication.outbox import Outbox, Taken
 from tests.schedules import scheduler as sched
 
 Mistake = Callable[[], Any]
-#: Mistakes by name, one dictionary for each world that has to find them.
+#: Mistakes by name, in one dictionary for each world that must find them.
 MISTAKES: dict[str, Mistake] = {}
 STORE_MISTAKES: dict[str, Mistake] = {}
 COPY_MISTAKES: dict[str, Mistake] = {}
@@ -64,7 +64,7 @@ def a_pin_that_is_released_early() -> Iterator[None]:
 
 @mistake
 def a_spare_that_is_used_twice() -> Iterator[None]:
-    """The spare volume stays available after it has become the newest one."""
+    """The spare volume stays available after it has become the newest volume."""
     real = Committer._seal
 
     def seal(self: Committer) -> StoreError | None:
@@ -78,7 +78,7 @@ def a_spare_that_is_used_twice() -> Iterator[None]:
 
 @mistake
 def a_list_that_is_written_from_an_old_set() -> Iterator[None]:
-    """Striking off or replacing a volume writes the list that was current when tidying began."""
+    """Removing or replacing a volume writes the list that was current when tidying began."""
     real = Keeper.replace
 
     def replace(self: Keeper, sources: Any, target: Any) -> Any:
@@ -93,7 +93,7 @@ def a_list_that_is_written_from_an_old_set() -> Iterator[None]:
 
 @mistake
 def a_set_that_is_replaced_from_an_old_one() -> Iterator[None]:
-    """The keeper replaces the set itself, based on one that it has read earlier."""
+    """The keeper itself replaces the set, based on one that it has read earlier."""
 
     def replaced(self: Keeper, sources: Any, target: Any) -> Any:
         current = self._sets.current
@@ -111,7 +111,7 @@ def a_set_that_is_replaced_from_an_old_one() -> Iterator[None]:
 
 @mistake
 def a_view_that_outlives_its_volume() -> Iterator[None]:
-    """A view does not pin the set that it begins with."""
+    """A view does not pin the set with which it begins."""
     real = Committer._pinned
 
     def pinned(self: Committer, max_s: float) -> PinnedView:
@@ -134,14 +134,14 @@ def _unpin_without_pin(self: Keeper, view: PinnedView) -> Any:
 
 @mistake
 def a_view_without_what_changes() -> Iterator[None]:
-    """A sealed volume changes, and views do not preserve its earlier state."""
+    """A sealed volume changes, but views do not preserve its earlier state."""
     with mock.patch.object(Keeper, "before_change", return_value=None):
         yield
 
 
 @mistake
 def a_close_during_a_rewrite() -> Iterator[None]:
-    """Long work is not ended before the databases are closed: it is dropped wherever it is."""
+    """Long work does not end before the databases are closed: it is dropped at any point."""
 
     def close(self: KeeperThread) -> None:
         self.leaving = True
@@ -156,7 +156,7 @@ def a_change_of_what_is_being_replaced() -> Iterator[None]:
     real = Keeper._replaced_in_set
 
     def replaced(self: Keeper, sources: Any, target: Any) -> Any:
-        yield 0.5  # between writing the list and replacing the set others may change the sources
+        yield 0.5  # others may change the sources between the list's write and the set's replacement
         return (yield from real(self, sources, target))
 
     with mock.patch.object(Keeper, "_replaced_in_set", replaced):
@@ -165,7 +165,7 @@ def a_change_of_what_is_being_replaced() -> Iterator[None]:
 
 @mistake
 def a_rewrite_that_misses_changes() -> Iterator[None]:
-    """Rows that change while their volume is copied are not changed in the copy."""
+    """Rows that change while their volume is copied do not change in the copy."""
     with mock.patch.object(Keeper, "_note_changed", return_value=None):
         yield
 
@@ -205,7 +205,7 @@ def a_database_that_is_closed_while_it_is_leased() -> Iterator[None]:
 
 @mistake
 def a_rollback_that_is_acknowledged_before_it_is_done() -> Iterator[None]:
-    """The work is completed before the keeper has changed the sealed volumes."""
+    """The work is reported complete before the keeper has changed the sealed volumes."""
     real = Keeper.change
 
     def change(self: Keeper, work: Any) -> None:
@@ -239,7 +239,7 @@ def a_commit_that_is_reported_before_it_is_written() -> Iterator[None]:
 
 @store_mistake
 def a_wake_up_that_is_lost() -> Iterator[None]:
-    """The loop does not check for reports that arrived while it was awake before it sleeps."""
+    """Before it sleeps, the loop does not check for reports that arrived while it was awake."""
 
     def before_io_wait(self: GroupCommit, timeout: float) -> None:
         self.is_asleep = timeout > 0
@@ -278,7 +278,7 @@ def a_loop_that_writes_while_the_thread_does() -> Iterator[None]:
 
 @store_mistake
 def a_view_that_reads_the_store_as_it_is() -> Iterator[None]:
-    """A backup reads the present rows instead of its view's."""
+    """A backup reads the current rows instead of its view's."""
     real = LevelDBTables.scan
 
     def scan(self: LevelDBTables, *arguments: Any, **options: Any) -> None:
@@ -293,7 +293,7 @@ def a_view_that_reads_the_store_as_it_is() -> Iterator[None]:
 
 @copy_mistake
 def an_outbox_that_is_emptied_without_its_lock() -> Iterator[None]:
-    """A batch that is handed over while others are taken out is forgotten."""
+    """A batch that is handed over while others are taken out gets lost."""
 
     def take(self: Outbox, max_bytes: int) -> Taken | None:
         del max_bytes
@@ -311,7 +311,7 @@ def an_outbox_that_is_emptied_without_its_lock() -> Iterator[None]:
 
 @copy_mistake
 def a_batch_that_is_sent_before_the_keeper_has_made_its_changes() -> Iterator[None]:
-    """Batches are taken out whether their changes of sealed volumes are made or not."""
+    """Batches are taken out even if their changes to sealed volumes have not been made."""
 
     def take(self: Outbox, max_bytes: int) -> Taken | None:
         del max_bytes
@@ -340,7 +340,7 @@ def a_batch_that_is_sent_before_it_is_durable() -> Iterator[None]:
 
 @copy_mistake
 def an_answer_once_its_commit_is_taken_out() -> Iterator[None]:
-    """A commit is acknowledged when its batch has left the outbox, whether it is stored or not."""
+    """A commit is acknowledged when its batch has left the outbox, even if it is not stored."""
 
     def durable(self: CountedStore, completed: Any, failed: Exception | None) -> None:
         if failed is None and self._outbox.waiting_bytes:
@@ -366,6 +366,6 @@ def an_answer_that_rests_on_the_commit_before() -> Iterator[None]:
 
 @copy_mistake
 def a_batch_that_is_visible_before_it_is_numbered() -> Iterator[None]:
-    """The outbox is not notified of a batch that readers may see: they wait for none of its commits."""
+    """The outbox is not notified of a batch that readers may see, so that they do not wait for its commits."""
     with mock.patch.object(Outbox, "numbered", return_value=None):
         yield

@@ -1,6 +1,6 @@
-"""Makes ``then.zip``: the store of version 0.1, whose races the schedules have to find.
+"""Makes ``then.zip``: the store of version 0.1, whose races the schedules must find.
 
-Run it in a clone with the whole history: ``python -m tests.schedules.pack_then``. The code is unchanged except for the
+Run it in a clone with the full history: ``python -m tests.schedules.pack_then``. The code is unchanged except for the
 names of its package, locks, queues and threads, which are replaced by those of the schedules.
 """
 
@@ -10,10 +10,10 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-#: The last commit before the set of volumes had one writer.
+#: The last commit before the set of volumes had a single writer.
 COMMIT = "c2d06a2b"
 PACKAGE = "storage_then"
-#: Modules whose threads stay outside the schedule: they only free the space of logs.
+#: Modules whose threads stay outside the schedule, because they only free the space of logs.
 _UNSCHEDULED = ("shrinking.py", "background.py")
 _SEAM = (
     ("import threading\n", "from tests.schedules import scheduler as threading\n"),
@@ -39,7 +39,7 @@ def main() -> None:
             if name not in _UNSCHEDULED:
                 for old, new in _SEAM:
                     source = source.replace(old, new)
-            # A fixed date: the same code gives the same file.
+            # A fixed date, so that the same code gives the same file.
             archive.writestr(zipfile.ZipInfo(f"{PACKAGE}/{name}"), source, zipfile.ZIP_DEFLATED)
 
 

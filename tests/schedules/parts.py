@@ -1,6 +1,6 @@
-"""The rows of docs/design.md's table "Who writes what", and the threads of a schedule that took part in each.
+"""The rows of docs/design.md's table "Who writes what", and the threads of a schedule that took part in each row.
 
-The names are the table's. Each lists the methods that its parties call: a row takes part if more than one thread has
+The names are the table's. Each row lists the methods that its parties call: it takes part if more than one thread has
 called one of its methods.
 """
 
@@ -42,7 +42,7 @@ PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "works on their way": ((GroupCommit, "begin"), (GroupCommit, "_report"), (GroupCommit, "_deliver")),
     "commits for the second copy": ((Outbox, "hand_over"), (Outbox, "take"), (Outbox, "progressed")),
 }
-#: Written by the keeper alone while a store is open; the other party is the next start.
+#: Only the keeper writes these while a store is open; the other party is the next start.
 AT_STARTS = {"indexes of sealed volumes"}
 
 

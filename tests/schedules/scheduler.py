@@ -1,9 +1,9 @@
 """Runs the threads of a program one at a time, in an order that a seed chooses.
 
 A controlled thread runs until it reaches a **point**: an operation on a lock, queue or thread of this module, a call
-into LevelDB or the file system, or optionally any line of the modules under test. There the scheduler picks the next
-thread. Waits are predicates, and time is virtual: it advances when all threads wait. So a seed repeats a schedule,
-and a deadlock is detected at once.
+into LevelDB or the file system, or optionally any line of the modules under test. At a point the scheduler picks the
+next thread. Waits are predicates, and time is virtual: it advances when all threads wait. So the same seed gives the
+same schedule, and a deadlock is detected at once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 from tests.patience import PATIENCE_S
 
-#: Probability, at each choice of a thread, that time advances to the next deadline.
+#: Probability at each choice of a thread that time advances to the next deadline.
 _PASSING = 0.03
-#: A schedule with more points than this never ends: most have one or two thousand.
+#: A schedule with more points than this is taken to be endless: most have one or two thousand.
 MAX_POINTS = 100_000
 
 
@@ -31,11 +31,11 @@ class Deadlock(AssertionError):
 
 
 class Abandoned(BaseException):
-    """The schedule has ended: the thread unwinds."""
+    """The schedule has ended, and the thread unwinds."""
 
 
 class _Controlled:
-    """A thread, the condition it waits for, and its deadline."""
+    """A thread, the condition that it waits for, and its deadline."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class Scheduler:
 
         Args:
           switch: probability that another thread runs after a point.
-          lines: endings of the names of files whose lines are also points.
+          lines: endings of file names; the lines of these files are also points.
           line_switch: probability that another thread runs after such a line.
         """
         self.random = Random(seed)
@@ -72,7 +72,7 @@ class Scheduler:
         self._done = threading.Event()
 
     def run(self, main: Callable[[], None]) -> None:
-        """Run ``main`` and all threads it starts to their ends. Raises the first exception of any of them."""
+        """Run ``main``, and all threads that it starts, to their ends. Raises the first exception in any of them."""
         first = self.start("main", main)
         self._current = first
         first.go.release()
@@ -112,16 +112,16 @@ class Scheduler:
 
     @property
     def is_inside(self) -> bool:
-        """True if the calling thread is one of the schedule and may be switched now."""
+        """True if the calling thread belongs to the schedule and may be switched now."""
         return getattr(self._local, "thread", None) is not None and not (self.is_frozen or self._is_over)
 
     def name_of_thread(self) -> str | None:
-        """Return the name of the calling thread if it is one of the schedule, else None."""
+        """Return the calling thread's name; None if it does not belong to the schedule."""
         thread = getattr(self._local, "thread", None)
         return None if thread is None else thread.name
 
     def point(self) -> None:
-        """Let another thread run, or not, as the seed decides."""
+        """Let another thread run if the seed says so."""
         self.points += 1
         if self.points > MAX_POINTS:
             raise Deadlock(f"no end after {MAX_POINTS} points")
@@ -155,7 +155,7 @@ class Scheduler:
             raise Abandoned
 
     def _leave(self) -> None:
-        """A thread has ended: run another one, or end the schedule."""
+        """After a thread's end, run another one, or end the schedule."""
         if self._is_over or all(thread.ended for thread in self._threads):
             self._done.set()
             return
@@ -199,7 +199,7 @@ class Scheduler:
         return self._trace
 
 
-# --- what the code under test uses instead of threading and queue ------------------------------------------
+# --- replacements of threading and queue for the code under test -------------------------------------------
 
 _current: Scheduler | None = None
 
@@ -211,13 +211,13 @@ def scheduler() -> Scheduler:
 
 
 def point() -> None:
-    """Pass a point of the running schedule; do nothing after its end, when an abandoned generator is closed."""
+    """Pass a point of the running schedule; do nothing after its end, at which an abandoned generator is closed."""
     if _current is not None and _current.is_inside:
         _current.point()
 
 
 def name_of_thread() -> str | None:
-    """Return the name of the calling thread in its schedule; None outside."""
+    """Return the calling thread's name in its schedule; None outside a schedule."""
     return _current.name_of_thread() if _current is not None else None
 
 
@@ -233,12 +233,12 @@ def running(chosen: Scheduler) -> Iterator[Scheduler]:
 
 
 class Lock:
-    """``threading.Lock``."""
+    """Replaces ``threading.Lock``."""
 
     def __init__(self) -> None:
         self._held = False
 
-    def acquire(self, blocking: bool = True) -> bool:  # threading's
+    def acquire(self, blocking: bool = True) -> bool:  # the name in threading
         point()
         if self._held and not blocking:
             return False
@@ -263,7 +263,7 @@ class Lock:
 
 
 class Condition:
-    """``threading.Condition``."""
+    """Replaces ``threading.Condition``."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -286,7 +286,7 @@ class Condition:
 
 
 class Queue:
-    """``queue.SimpleQueue``."""
+    """Replaces ``queue.SimpleQueue``."""
 
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
@@ -295,7 +295,7 @@ class Queue:
         self._items.append(item)
         point()
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:  # queue's
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:  # the names in queue
         point()
         if not self._items and block:
             scheduler().wait_until(lambda: bool(self._items), timeout)
@@ -311,7 +311,7 @@ class Queue:
 
 
 class Event:
-    """``threading.Event``."""
+    """Replaces ``threading.Event``."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -328,7 +328,7 @@ class Event:
 
 
 class Thread:
-    """``threading.Thread``."""
+    """Replaces ``threading.Thread``."""
 
     def __init__(self, *, target: Callable[[], None], name: str = "", daemon: bool = True) -> None:
         del daemon
@@ -346,11 +346,11 @@ class Thread:
 
 
 def monotonic() -> float:
-    """``time.monotonic``; each call advances the time a little, so that no loop polls forever for a deadline."""
+    """Replaces ``time.monotonic``; each call advances the time a little, so that no loop waits forever."""
     scheduler().now_s += 1e-6
     return scheduler().now_s
 
 
 def nap(seconds: float) -> None:
-    """``storage.loop.nap``."""
+    """Replaces ``storage.loop.nap``."""
     scheduler().wait_until(lambda: False, seconds)

@@ -2,15 +2,15 @@
 
 Threads of a schedule:
 
-    main          Trio's event loop with the tasks below, and the group commit's part of it
+    main          Trio's event loop with the tasks below, and the event loop's part of group commits
     commit        the group commit's thread
     keeper        the store's own
     workers       of reads, scans, backups and compactions, as many as are needed
     killer        copies the directory at any moment, as ``kill -9`` leaves it, and checks the copy's rows
 
-Tasks: a writer per topic, using every way to begin a commit; readers; one that tidies and begins files; one that backs
-up from a view; a scrub of everything; one that merges and checkpoints. After a failure a writer claims its topic, which
-reopens the store under all other work; some lives end instead.
+Tasks: a writer per topic, which begins commits in every possible way; readers; one that tidies and begins files; one
+that makes backups from a view; a scrub of everything; one that merges and checkpoints. After a failure a writer claims
+its topic, which reopens the store while all other work continues; some lives end instead.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from tests.schedules.world import LINES, MESSAGE, METADATA, PREFIXES, Topic, Wor
 NAMES = [TopicName("ns", name) for name in ("a", "b")]
 OPTIONS = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, volume_bytes=500), max_open_volumes=2)
 STORE_LINES = (*LINES, "storage/leveldb/group_commit.py", "storage/leveldb/store.py", "storage/backup/cut.py")
-#: A row written by commits begun while the disk works on another; it belongs to no topic.
+#: A row, without a topic, that is written by commits that begin while the disk works on another commit.
 _BESIDE = b"\x00nbeside:"
 _ALL = b"\xff" * 64
-#: Limit for commits on the event loop: half of a volume of ``OPTIONS``.
+#: Size limit for commits on the event loop: half of a volume of ``OPTIONS``.
 _INLINE_BYTES = 250
-#: Longer than a schedule: time passes quickly while nothing else happens.
+#: Longer than a schedule, since time passes quickly while nothing else happens.
 _VIEW_S = 1e9
-#: Attempts of a task to reopen the store after a failure before the disk is healed.
+#: A task's attempts to reopen the store after a failure before the disk is healed.
 _TRIES = 4
 
 
@@ -75,14 +75,14 @@ class StoreWorld(World):
     store: LevelDBStore
     kinds = ("replace", "remove", "roll back", "drop", "drop")
     pause_s = 0.01
-    #: Longest pause between two calls of a task that repeats one.
+    #: Longest pause between two calls of a task that repeats a call.
     rest_s = 0.05
 
     def run(self) -> None:
         """Run lives until the writers have completed their steps."""
         self.left = [self.steps] * len(PREFIXES)
         self.beside = 0
-        # The event loop commits itself only while the newest volume has room.
+        # The event loop itself writes commits only while the newest volume has room.
         self.options = replace(
             OPTIONS, settings=replace(OPTIONS.settings, volume_bytes=self.random.choice([500, 2000]))
         )
@@ -139,12 +139,12 @@ class StoreWorld(World):
         if error is None:
             return
         if self.random.random() < 0.3:
-            self.failed = True  # the next life resolves it
+            self.failed = True  # the next life finds the outcome
             return
         await self._settle(PREFIXES[at])
 
     async def _performed(self, at: int, operations: list[Any]) -> PlainsongError | None:
-        """Write it in one of the possible ways; return the error, if any."""
+        """Write the commit in one of the possible ways; return the error, if any."""
         claim = await self._claimed(NAMES[at])
         first = operations[0]
         try:
@@ -161,7 +161,7 @@ class StoreWorld(World):
         return None
 
     async def _begun(self, operations: list[Any], claim: Any) -> PlainsongError | None:
-        """Begin a commit as an actor does: with a callback, perhaps among those that the event loop writes itself."""
+        """Begin a commit as an actor does: with a callback, possibly gathered with others for the event loop."""
         found: list[PlainsongError | None] = []
         ended, synced = trio.Event(), 0
 
@@ -192,7 +192,7 @@ class StoreWorld(World):
         return found[0]
 
     def _begin_beside(self, claim: Any) -> None:
-        """A commit that is begun while the disk works on another."""
+        """Begin a commit while the disk works on another one."""
         self.beside += 1
         number = self.beside
 
@@ -218,7 +218,7 @@ class StoreWorld(World):
         raise Wrong("the store cannot be reopened on a disk that is well")
 
     async def _settle(self, prefix: bytes) -> None:
-        """Replace unknown outcomes by the present rows: the topic is claimed and has no commit in progress."""
+        """Resolve unknown outcomes from the rows that exist: the topic is claimed and has no commit in progress."""
         for _ in range(_TRIES + 1):
             await self._claimed(NAMES[PREFIXES.index(prefix)])
             try:
@@ -283,7 +283,7 @@ class StoreWorld(World):
                 self._allow(error, "a view")
                 await self._claimed(NAMES[0])
                 continue
-            self._given_up(seen)  # later changes are not in the view
+            self._given_up(seen)  # the view does not contain later changes
             try:
                 rows, heads = await self._backed_up(Cut(view, Pace(rest=0.0)))
             except StoreError as error:
@@ -320,7 +320,7 @@ class StoreWorld(World):
         directory = SimpleNamespace(environment=SimpleNamespace(ownership=ownership))
         clock = SimpleNamespace(now_ms=lambda: int(sched.scheduler().now_s * 1000))
         scrub = Scrub(self.store, cast("Any", directory), cast("Any", clock), 0, 0)
-        # Pauses are multiples of a step's duration, which in virtual time may be long.
+        # Pauses are multiples of a step's duration, which may be long in virtual time.
         scrub._pace = Pace(rest=0.0)
         while not self._is_over:
             scrub.start_now()

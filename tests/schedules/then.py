@@ -1,4 +1,4 @@
-"""A schedule on the store of version 0.1: its real code (``then.zip``), whose races must be found."""
+"""Schedules on the store of version 0.1: the explorer must find the races in its real code (``then.zip``)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from storage_then import database, group_commit, metadata, packs, tables, tidyin
 from storage_then.options import LevelDBOptions  # type: ignore[import-not-found]  # noqa: E402
 
 TINY = LevelDBOptions(write_buffer_bytes=1 << 16, volume_bytes=500, max_open_volumes=2, compression="none")
-#: Files whose lines may be points.
+#: Files whose lines may be scheduling points.
 LINES = tuple(f"storage_then/{name}.py" for name in ("volumes", "tables", "tidying", "group_commit", "upkeep"))
 
 
 class ThenWorld(World):
-    """The same threads on the old store; views and checks after a kill are left out."""
+    """The same threads on the old store, without views and without checks after a kill."""
 
     MarkDead = tables.MarkDead
 
@@ -45,7 +45,7 @@ class ThenWorld(World):
         return self.tables.volumes.newest
 
     def seal(self, volume: Any) -> Any:
-        """Return the operation that begins another volume."""
+        """Return the operation that begins a new volume."""
         return tables.Seal(volume)
 
     def close(self) -> None:
@@ -54,14 +54,14 @@ class ThenWorld(World):
         self.tables.close()
 
     def write(self, works: list[Any]) -> None:
-        """Write one group, with the rest of long rollbacks."""
+        """Write one group, including the rest of long rollbacks."""
         group = [group_commit.PendingWrite(work.operations) for work in works]
         group_commit.write_group(self.tables, group)
         for work, done in zip(works, group, strict=True):
             work.rest = done.rest
 
     def tidy_once(self) -> int | StoreError:
-        """Tidy once, as the tidying thread of version 0.1 did."""
+        """Tidy once, as version 0.1's tidying thread did."""
         removed = 0
         while True:
             try:
@@ -76,16 +76,16 @@ class ThenWorld(World):
 
     @property
     def has_failed(self) -> StoreError | None:
-        """The reason why writes are refused; None if they are not."""
+        """The reason why writes are refused; None if they are accepted."""
         return self.tables.upkeep.failed
 
     def extra_threads(self) -> list[sched.Thread]:
-        """Return none: views of version 0.1 have their own lock."""
+        """Return no threads: version 0.1's views have their own lock."""
         return []
 
 
 class DroppingWorld(ThenWorld):
-    """Writers drop more than they change, so that volumes are constantly struck off the list."""
+    """Writers drop more rows than they change, so that volumes are constantly removed from the list."""
 
     kinds = ("drop", "drop", "remove")
     pause_s = 1.0
@@ -93,7 +93,7 @@ class DroppingWorld(ThenWorld):
 
 @contextmanager
 def patched_then(world: ThenWorld) -> Iterator[None]:
-    """Run the old store under a schedule: its calls into LevelDB and the file system are points."""
+    """Run the old store under a schedule, with its calls into LevelDB and the file system as scheduling points."""
 
     def reaching(call: Any) -> Any:
         def reached(*arguments: Any, **options: Any) -> Any:
@@ -116,7 +116,7 @@ def patched_then(world: ThenWorld) -> Iterator[None]:
         for module in (group_commit, metadata, tables, tidying, view, volumes):
             if hasattr(module, "time"):
                 stack.enter_context(mock.patch.object(module, "time", clock))
-        # Constant rewriting of volumes with single rows would hide everything else.
+        # Constant rewrites of volumes with single rows would hide everything else.
         stack.enter_context(mock.patch.object(tidying, "REWRITE_BELOW", 0.0))
         stack.enter_context(mock.patch.object(packs, "MIN_ROWS", world.random.choice([2, 32])))
         yield

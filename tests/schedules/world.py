@@ -1,8 +1,8 @@
-"""A store on tiny volumes, several threads that use it at once, and a model of what each of them may see.
+"""A store on tiny volumes, several threads that use it concurrently, and a model of the rows that each may see.
 
 Threads of a schedule:
 
-        commit      takes works from a queue, some at a time, and writes them as the commit thread does
+        commit      takes works from a queue, several at a time, and writes them as the commit thread does
         keeper      the store's own
         writers     one for each topic: publish, replace, remove, roll back, drop; each waits for its own work
         readers     scan, and compare the rows with what the model allowed at some time during the scan
@@ -10,7 +10,8 @@ Threads of a schedule:
         viewer      opens views, reads each twice, and closes it
         killer      copies the directory at any moment, as ``kill -9`` leaves it, and checks the copy's rows
 
-    At the end the store is closed, possibly while tidying, and reopened; it must have everything that was acknowledged.
+    At the end the store is closed, possibly while tidying, and reopened; it must contain everything that was
+    acknowledged.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ MESSAGE, METADATA = Table.MESSAGE, Table.METADATA
 TINY = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, volume_bytes=500), max_open_volumes=2)
 PREFIXES = [generation_prefix(TopicName("ns", name), 1) for name in ("a", "b")]
 POINTER = 7
-#: Checks after a simulated kill, per schedule: each opens the store once more.
+#: Number of checks after simulated kills per schedule; each opens the store once more.
 MAX_KILLS = 4
-#: Every file of the store whose lines may be points.
+#: Every file of the store whose lines may be scheduling points.
 LINES = tuple(
     f"storage/leveldb/{name}.py"
     for name in (
@@ -79,42 +80,42 @@ class Wrong(AssertionError):
 
 @dataclass
 class Seen:
-    """Values a reader may find: for each key, those allowed at some time since it began."""
+    """The values that a reader may find: for each key, those allowed at some time since the read began."""
 
     allowed: dict[bytes, set[bytes | None]]
 
 
 @dataclass
 class Model:
-    """Possible values of each row: one, or several while the outcome of a work is unknown."""
+    """Possible values of each row: one, or several while a work's outcome is unknown."""
 
     allowed: dict[bytes, set[bytes | None]] = field(default_factory=dict)
     readers: list[Seen] = field(default_factory=list)
     hidden: dict[bytes, set[bytes | None]] = field(default_factory=dict)
-    """Older versions of rows whose removal failed: hidden by newer ones, they may reappear while these are removed.
+    """Older versions of rows whose removal failed: newer ones hide them, but they may reappear while these are removed.
 
-    The commit removes the row of the newest volume in its batch, and the keeper those of sealed ones after it. Consumers
-    see no such row: see "Durable discards" in ``docs/stores.md``.
+    The commit's batch removes the newest volume's row, and afterwards the keeper removes those of sealed volumes.
+    Consumers see no such row: see "Durable discards" in ``docs/stores.md``.
     """
 
     def begin(self, changes: dict[bytes, bytes | None], *, replaces: bool) -> None:
         """Begin a work with these changes.
 
         Args:
-          replaces: the work removes rows and puts others with their keys. This happens only to rows that no reader can
-            see: a concurrent scan may miss both.
+          replaces: True if the work removes rows and puts others with their keys. This happens only to rows that no
+            reader can see, since a concurrent scan may miss both.
         """
         for key, value in changes.items():
             removed = {None, *self.hidden.get(key, ())} if replaces else set()
             self._set(key, {*self.allowed.get(key, {None}), value, *removed})
 
     def succeeded(self, changes: dict[bytes, bytes | None]) -> None:
-        """The work was acknowledged."""
+        """Record that the work was acknowledged."""
         for key, value in changes.items():
             self._set(key, {value})
 
     def removed(self, changes: dict[bytes, bytes | None], before: dict[bytes, set[bytes | None]] | None) -> None:
-        """A work that removes rows has ended. ``before``: the values allowed before, if its outcome is unknown."""
+        """Record the end of a work that removes rows. ``before``: earlier allowed values, if its outcome is unknown."""
         for key in changes:
             if before is None:
                 self.hidden.pop(key, None)
@@ -122,7 +123,7 @@ class Model:
                 self.hidden.setdefault(key, set()).update(before[key])
 
     def refused(self, changes: dict[bytes, bytes | None], before: dict[bytes, set[bytes | None]]) -> None:
-        """The work definitely did not happen."""
+        """Record that the work definitely did not happen."""
         for key in changes:
             self._set(key, before[key])
 
@@ -138,7 +139,7 @@ class Model:
         return seen
 
     def check(self, seen: Seen, rows: list[tuple[bytes, bytes]], start: bytes, stop: bytes, what: str) -> None:
-        """End the read: compare the rows it found."""
+        """End the read, and check the rows that it found."""
         self.readers[:] = [each for each in self.readers if each is not seen]
         found = dict(rows)
         if [key for key, _ in rows] != sorted(found):
@@ -190,7 +191,7 @@ class World:
         return Seal(volume)
 
     def close(self) -> None:
-        """Close it as the store does: refuse commits first, then end the keeper, which may wait for an answer."""
+        """Close like the store: first refuse commits, then end the keeper, which may wait for an answer."""
         self.tables.keeper.thread.leave()
         self.submit([])
         self.tables.close()
@@ -208,7 +209,7 @@ class World:
 
     @property
     def has_failed(self) -> StoreError | None:
-        """The reason why writes are refused; None if they are not."""
+        """The reason why writes are refused; None if they are accepted."""
         return self.tables.keeper.thread.failed
 
     def extra_threads(self) -> list[sched.Thread]:
@@ -220,7 +221,7 @@ class World:
         return LevelDBTables(directory, TINY, **options)
 
     def run(self) -> None:
-        """Run as the first thread: start the others, and check the remaining rows at the end."""
+        """Run as the first thread: start the others, and check the final rows."""
         self.create()
         while True:
             self._live()
@@ -257,7 +258,7 @@ class World:
         self._may_fail = False
 
     def _resolve(self) -> None:
-        """After an opening, replace unknown outcomes by the present rows."""
+        """After an opening, resolve unknown outcomes from the rows that exist."""
         found = dict(rows_of(self.tables))
         for key, values in self.model.allowed.items():
             if found.get(key) not in values:
@@ -273,7 +274,7 @@ class World:
     # --- the commit ---------------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        """Run the commit thread: write groups of waiting works."""
+        """Run the commit thread, which writes groups of waiting works."""
         while True:
             group = [self.queue.get()]
             while group[-1] is not None and not self.queue.empty() and self.random.random() < 0.8:
@@ -313,7 +314,7 @@ class World:
         self.queue.put(PendingWrite(operations, on_completed=done.put))
         return done.get().error
 
-    # --- the threads that use it ----------------------------------------------------------------------
+    # --- threads that use the store -------------------------------------------------------------------
 
     def _used(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -392,7 +393,7 @@ class World:
             if isinstance(opened, StoreError):
                 self._forgive(opened, "a view")
                 return
-            # Later changes are not in the view.
+            # The view does not contain later changes.
             self.model.readers[:] = [each for each in self.model.readers if each is not seen]
             try:
                 first = rows_of(self.tables, view=opened)
@@ -411,7 +412,7 @@ class World:
             sched.nap(self.random.random())
 
     def _check_heads(self, rows: dict[bytes, bytes], heads: dict[bytes, bytes]) -> None:
-        """Check that commits are complete: the metadata stores the end of each topic, and no row is after it."""
+        """Check that commits are complete: the metadata stores each topic's end, and no row is after it."""
         for prefix in PREFIXES:
             head = int(heads.get(prefix, b"0"))
             beyond = [key for key in rows if key.startswith(prefix) and key >= prefix + pack_position(head, 0)]
@@ -443,7 +444,7 @@ class World:
     # --- faults ---------------------------------------------------------------------------------------
 
     def fails(self) -> bool:
-        """Pass a point before a call into LevelDB or the file system; return True if the call has to fail."""
+        """Pass a point before a call into LevelDB or the file system; return True if the call must fail."""
         sched.point()
         if self._may_fail and self.faults and self.random.random() < self.faults:
             self._used("faults")
@@ -496,7 +497,7 @@ class Topic:
         return [RollBack(self._prefix, stop_after(self._prefix), POINTER), self._head()], changes
 
     def _drop(self, alive: list[bytes]) -> tuple[list[Any], dict[bytes, bytes | None]]:
-        # Keep the newest rows: nothing may be written to a dropped range.
+        # Keep the newest rows, since nothing may be written to a dropped range.
         alive = sorted(alive)
         at = alive[len(alive) * self._world.random.randint(1, 3) // 4 - 1] if len(alive) > 1 else alive[0]
         stop = at + b"\x00"
@@ -504,7 +505,7 @@ class Topic:
         return [self._world.MarkDead(MESSAGE, [(self._prefix, stop)])], dict.fromkeys(gone)
 
 
-# --- reading, outside and inside a schedule --------------------------------------------------------------------
+# --- reads, outside and inside a schedule ----------------------------------------------------------------------
 
 
 def rows_of(
@@ -515,7 +516,7 @@ def rows_of(
 
 
 def metadata_of(tables: LevelDBTables, view: Any = None) -> list[tuple[bytes, bytes]]:
-    """Return the rows of the metadata."""
+    """Return the metadata's rows."""
     return _scan(tables, METADATA, b"", b"\xff" * 64, reverse=False, view=view)
 
 
@@ -531,7 +532,7 @@ def _scan(tables: LevelDBTables, table: Table, start: bytes, stop: bytes, *, rev
 
 
 def copied(source: Path, copy: Path) -> bool:
-    """Copy a directory; False if LevelDB's own thread changed it in the meantime."""
+    """Copy a directory; return False if LevelDB's own thread changed it in the meantime."""
     try:
         shutil.copytree(source, copy)
     except (shutil.Error, OSError):
@@ -542,7 +543,7 @@ def copied(source: Path, copy: Path) -> bool:
 
 @contextmanager
 def outside() -> Iterator[None]:
-    """Use the store without a schedule in the block, to check a copy."""
+    """Within the block, use the store without a schedule, to check a copy."""
     originals = {"Lock": _LOCK, "Condition": _CONDITION, "Queue": _QUEUE, "Thread": _THREAD}
     with mock.patch.multiple(seam, **originals), mock.patch.object(_Reached, "world", None):
         chosen = sched.scheduler()
@@ -561,13 +562,13 @@ _CLOCKED = (keeper_thread, next_volume, tidying, view, tables_module)
 
 
 class _Reached:
-    """The world in which calls into LevelDB and the file system are points."""
+    """A world in which calls into LevelDB and the file system are scheduling points."""
 
     world: World | None = None
 
 
 def _reaching(call: Callable[..., Any], *, is_file: bool) -> Callable[..., Any]:
-    """Wrap a call so that it is a point before and after, and may fail."""
+    """Wrap a call so that there is a point before and after it, and so that it may fail."""
 
     def reached(*arguments: Any, **options: Any) -> Any:
         world = _Reached.world
@@ -588,7 +589,7 @@ _real_exit = database._GuardedBatch.__exit__
 
 
 def _exit_of_batch(batch: Any, kind: Any, error: Any, tb: Any) -> None:
-    """End a batch; if it fails, it is random whether it was written."""
+    """End a batch; if it fails, chance decides whether it was written."""
     world = _Reached.world
     if world is not None and error is None and world.fails():
         if world.random.random() < 0.5:
@@ -599,12 +600,13 @@ def _exit_of_batch(batch: Any, kind: Any, error: Any, tb: Any) -> None:
         world.scheduler.point()
 
 
-#: Calls of the store into the file system. LevelDB's own calls are left to ``tests/torture``, which makes each fail.
+#: The store's calls into the file system. LevelDB's own calls are left to ``tests/torture``, which makes each of them
+#: fail.
 _FILE_CALLS = (
     *("open", "fsync", "fdatasync", "replace", "rename", "unlink", "rmdir", "mkdir", "ftruncate", "listdir", "scandir"),
     *("pread", "pwrite"),
 )
-#: Calls that are points and may fail; those of the file system fail with an OSError.
+#: Calls that are scheduling points and may fail; those of the file system fail with an OSError.
 _CALLS: tuple[tuple[Any, str, bool], ...] = (
     (database.Readable, "get", False),
     (database.Readable, "first_from", False),
@@ -652,7 +654,7 @@ def explore(
     patches: Callable[[Any], AbstractContextManager[None]] = patched,
     files: tuple[str, ...] = LINES,
 ) -> World:
-    """Run one schedule. Raises what went wrong."""
+    """Run one schedule. Raises the failure."""
     random = Random(seed)
     fine = random.random() < 0.5
     chosen = Scheduler(

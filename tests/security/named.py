@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.broker.broker_in_process import InProcess
 
-#: Names with one kind of grant each; `operator` has all, and `stranger` none.
+#: Names with one kind of grant each, except that `operator` has all and `stranger` none.
 GRANTS = """format = 1
 [[grant]]
 to = ["operator"]
@@ -44,7 +44,7 @@ to = ["narrow"]
 verbs = ["poll"]
 on = ["ns:a", "shop:x-*"]
 """
-#: Values for the variables in routes' paths, except topics: all valid, and hardly any existing.
+#: Values for the variables in routes' paths, except topics: all are valid, and hardly any exist.
 PLACES = {
     "namespace": "ns",
     "producer": "p",
@@ -122,7 +122,7 @@ class Named:
         return await self.daemon.http.request(method, path, headers=headers, **more)
 
     async def head_of(self, name: str | None, method: str, path: str, **more: Any) -> Any:
-        """The same, but only the beginning of an endless answer."""
+        """Do the same, but return only the beginning of an endless answer."""
         request = self.daemon.http.build_request(method, path, headers=self.files.header(name), **more)
         answer = await self.daemon.http.send(request, stream=True)
         if "event-stream" not in answer.headers.get("content-type", ""):
@@ -131,7 +131,7 @@ class Named:
         return answer
 
     async def reload(self) -> None:
-        """Make it read the files again, now."""
+        """Make the daemon reread the files now."""
         files = self.daemon.service.security.files
         for what, path in files._paths.items():
             await files._look_at(what, path)

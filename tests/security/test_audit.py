@@ -60,7 +60,7 @@ class Clock:
 
 
 def audit_of():
-    """Return an audit whose topic collects what is published in ``written``."""
+    """Return an audit whose topic collects published records in ``written``."""
 
     async def ask(name, asked):
         if isinstance(asked, Publish):
@@ -72,7 +72,7 @@ def audit_of():
 
 
 async def written(audit, count):
-    """Make the audit write until there are ``count`` records; check that no batch exceeds its bound."""
+    """Run the audit until it has written ``count`` records; check that no batch exceeds its bound."""
     with trio.fail_after(PATIENCE_S):
         while len(audit.written) < count:
             before = len(audit.written)
@@ -206,7 +206,7 @@ async def test_a_transaction_id_that_is_not_a_number_is_refused_without_an_inter
 
 
 async def test_a_flood_of_refusals_of_many_kinds_makes_few_records_and_uses_little_memory(daemon, mock_clock):
-    del mock_clock  # it does not advance: a slow machine would have time for more records
+    del mock_clock  # with it no time passes, however slow the machine: no further records
     audit = daemon.daemon.service.audit
     for number in range(300):
         await daemon.ask("stranger", "POST", f"{T}/t{number}/publish")
@@ -227,7 +227,7 @@ async def test_names_with_a_thousand_refusals_hide_neither_those_of_other_names_
     refuse(made, "other", "ns:secret")
     made.reloaded("grants", "a", "b")
     await written(made, 2 * RECORDS_PER_S)
-    # The reload comes first, and a name with one request does not wait for names with thousands.
+    # The reload is first, and a name with one request is not delayed by names with thousands.
     assert made.written[0]["action"] == "security.reload"
     assert ("other", "ns:secret") in [(each["name"], each["target"]) for each in made.written[: 1 + RECORDS_PER_S]]
     await written(made, 1 + 3 * (WAITING_EACH + 1) + 1)
@@ -253,7 +253,7 @@ async def test_many_networks_without_a_name_hide_no_refusal_of_a_name(autojump_c
 
 
 async def test_a_reload_does_not_wait_for_the_next_turn_of_refusals(mock_clock):
-    del mock_clock  # it does not advance
+    del mock_clock  # with it no time passes
     made = audit_of()
     for number in range(100):
         refuse(made, f"n{number}", "ns:t")
@@ -310,7 +310,7 @@ async def test_no_record_contains_a_credential(daemon):
 
 @pytest.fixture
 def no_commit_is_slow(monkeypatch):
-    """A commit delayed by a stall of the machine would otherwise be reported under what needs attention."""
+    """Otherwise a commit that a stalled machine delays would be listed as needing attention."""
     monkeypatch.setattr("broker.metrics.SLOW_COMMIT_S", 600.0)
 
 
@@ -409,7 +409,7 @@ async def test_resetting_a_reader_is_recorded_and_its_progress_is_not(daemon, mo
     async def resets():
         return [each for each in await records(daemon) if each["action"] == "reader.reset"]
 
-    await put({"position": first})  # there was no position before
+    await put({"position": first})  # no position was stored before
     await put({"position": second, "expected": first})
     await put({"position": second})
     await put({"position": first}, query="?dryRun=true")
@@ -463,7 +463,7 @@ async def test_a_restored_store_is_recorded_once(tmp_path, nursery):
         row = CopyRow("backup 20261122T055514Z-abcdef at 17", topics, state=DONE, ended_ms=ended_ms)
         claim = await store.claim(TopicName("", "restored"))
         await store.write([put_one(Table.METADATA, COPY_KEY, row.encode())], claim=claim)
-        for _ in range(2):  # as in two starts
+        for _ in range(2):  # as at two starts
             async with trio.open_nursery() as starts:
                 starts.start_soon(audit.run)
                 await gathered(running, 1)

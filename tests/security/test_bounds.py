@@ -1,4 +1,4 @@
-"""The state kept per name is bounded, in total and for a greedy name, and is removed when it is no longer used."""
+"""The state per name is bounded, in total and for a single name, and is removed once it is unused."""
 
 from __future__ import annotations
 

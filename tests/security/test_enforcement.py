@@ -1,4 +1,4 @@
-"""With authentication every request at every listener needs a name with the verb; errors do not reveal what exists."""
+"""With authentication, every request at every listener needs a name with the right verb; errors reveal no names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def problem(answer, status, code):
     return answer
 
 
-# --- who -------------------------------------------------------------------------------------------
+# --- identity --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ async def test_a_refused_request_about_a_topic_is_counted_once(daemon):
         assert f'plainsong_requests_total{{route="{route}",status="403"}} 1.0' in text
 
 
-# --- whether ---------------------------------------------------------------------------------------
+# --- rights ----------------------------------------------------------------------------------------
 
 
 async def test_a_verb_permits_its_own_operations_and_nothing_else(daemon):
@@ -215,7 +215,7 @@ async def test_a_large_body_is_not_read_for_a_refused_name(daemon):
     async with await trio.open_tcp_stream(url.host, url.port) as stream:
         await stream.send_all(head.encode())
         with trio.fail_after(PATIENCE_S):
-            answer = await stream.receive_some()  # before any byte of the body was sent
+            answer = await stream.receive_some()  # before any byte of the body is sent
     assert answer.startswith(b"HTTP/1.1 403 ")
 
 
@@ -516,7 +516,7 @@ async def test_definitions_need_admin_on_everything_they_name_and_operate_for_wh
         return await daemon.ask("owner", "PUT", f"/v1/definitions{query}", json=document)
 
     assert (await put(["ns:a", "shop:x"])).json()["created"] == ["topics/shop:x"]
-    # Refused as a whole, whether or not the foreign topic exists or would change.
+    # The request is refused as a whole, whether or not the foreign topic exists or would change.
     for name in ("shop:y", "other:exists", "system:audit"):
         refused = problem(await put(["ns:c", name]), 403, "forbidden")
         assert refused.json()["detail"].startswith(f"topics/{name}")
@@ -529,7 +529,7 @@ async def test_definitions_need_admin_on_everything_they_name_and_operate_for_wh
 
 
 async def test_rights_reach_as_far_as_the_page_about_security_says(tmp_path):
-    """``operate`` reads payloads through a backup; what ``admin`` sets aside stays after the topic's deletion."""
+    """``operate`` can read payloads through a backup; rows that ``admin`` sets aside outlive the topic's deletion."""
     grants = '[[grant]]\nto = ["watcher"]\nverbs = ["operate"]\non = ["service"]\n'
     grants += '[[grant]]\nto = ["writer"]\nverbs = ["admin"]\non = ["ns:*"]\n'
     (tmp_path / "data").mkdir()

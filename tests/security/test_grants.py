@@ -1,4 +1,4 @@
-"""The grants file: its syntax, the positions of its faults, and the effect of its grants."""
+"""The grants file: its syntax, the positions of its errors, and the effect of its grants."""
 
 from __future__ import annotations
 

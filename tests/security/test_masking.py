@@ -1,4 +1,4 @@
-"""Anything that looks like a credential is masked, and is never used as a name."""
+"""Anything that looks like a credential is masked, and never used as a name."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def encoded(data):
 
 
 def signed(alg="RS256", key=None, header=None, **changes):
-    """Return a token; a claim of None is left out."""
+    """Return a signed token, leaving out claims that are None."""
     key = KEYS[alg] if key is None else key
     head = {"alg": alg, "kid": key.kid, "typ": "at+jwt", **(header or {})}
     head = {name: value for name, value in head.items() if value is not None}
@@ -67,7 +67,7 @@ def published(*keys):
 
 
 class Login:
-    """The provider: the key set it publishes, and the number of requests for it."""
+    """The provider: the key set that it publishes, and the number of requests for it."""
 
     def __init__(self):
         self.body = published(*KEYS.values())
@@ -275,7 +275,7 @@ async def test_a_key_that_reuses_the_id_of_another_does_not_verify_its_tokens(to
     who = await made.verify(token, NO_PEER)
     told.body = published(second)
     await made.refresh()
-    assert isinstance(made.problem_of(who), Unauthenticated)  # also of a request that has been waiting
+    assert isinstance(made.problem_of(who), Unauthenticated)  # also for a request that has been waiting
     assert made.known(token, NO_PEER) is None
     assert "signature is not valid" in await refused(made, token)
 
@@ -383,7 +383,7 @@ def test_any_text_of_a_token_is_read_or_refused(text, form):
     async def ask():
         made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, "nowhere"), now_s=Now())
         made._put(PARSED)
-        made._tried.set()  # else each waits for the first fetch
+        made._tried.set()  # otherwise each waits for the first fetch
         made.fetched_s = NOW_S
         with pytest.raises(Unauthenticated):
             await made.verify(form.format(text), NO_PEER)

@@ -28,7 +28,7 @@ BOTH = GRANTS.replace('"ns:a", "shop:x-*"', '"ns:here", "ns:there"')
 
 @asynccontextmanager
 async def instances(folder):
-    """Instance ``a`` gets all requests; ``b`` owns one of two topics with a message each, and grants less."""
+    """Instance ``a`` gets all requests; ``b`` owns one of two topics with one message each, and grants less."""
     files = Files(folder)
     files.grant(BOTH)
     async with cluster("a", "b", **files.settings) as nodes:

@@ -1,4 +1,4 @@
-"""The security files on disk: read only if no other user can write them, written atomically."""
+"""The security files on disk: they are read only if no other user can write to them, and written atomically."""
 
 from __future__ import annotations
 

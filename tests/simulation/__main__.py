@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Simulate according to the command line."""
+    """Simulate as the command line says."""
     arguments = _arguments()
     if arguments.mistakes:
         print(
@@ -43,7 +43,7 @@ def main() -> int:
         plant(mistake)
     if not arguments.logs:
         logging.disable(logging.CRITICAL)
-    from tests.simulation.world import plan_of, shrunk, simulate  # imported after planting
+    from tests.simulation.world import plan_of, shrunk, simulate  # import after planting
 
     if arguments.inline or (mistake is not None and mistake.inline):
         from tests.simulation.disk import OwnDiskStore
@@ -94,7 +94,7 @@ def _many(arguments: argparse.Namespace) -> int:
 
 
 def noted(report: Report) -> bytes:
-    """Encode everything in a history as bytes, equal for equal histories."""
+    """Encode everything in a history as bytes, which are equal for equal histories."""
     history = report.history
     parts = (report.story, report.surprises, report.anomalies, history.polls, history.openings, history.logs)
     writes = [(each.topic, each.payloads, each.began_s, each.ended_s, each.receipts) for each in history.writes]
@@ -151,7 +151,7 @@ def _arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # A seed determines a history only if sets of strings have a fixed order.
+        # A seed determines the history only if sets of strings have a fixed order.
         os.execve(
             sys.executable,
             [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],

@@ -1,8 +1,8 @@
-"""A topic whose messages live for a second or two: its writers and readers, and the anomalies that must never occur.
+"""A topic whose messages live for a second or two: its writers and readers, and anomalies that must never occur.
 
-The judge knows the promise and not the code: a message is shown until the topic's time is later than its publish time
-plus its time to live. The topic's time is never behind the time of any reader's page, nor behind every wall clock, nor
-ahead of everything that any wall clock has shown. A message that was gone for a second never reappears.
+The judge tests the promise, not the code: a message is shown until the topic's time is later than its publish time plus
+its TTL. The topic's time is never behind the time of a page that a reader got, nor behind every wall clock, nor ahead
+of the highest time that any wall clock has shown. A message that was gone for a second never reappears.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimulatedStage
 
 TOPIC = "brief"
-#: Times to live of the topic, at first and later; a message's own, which is not longer.
+#: The topic's TTLs, initial and later; and a message's own TTL, which is not longer.
 TTLS_S, OWN_S = (1, 2, 4), 1
-#: A reader may have seen a message expire by a time this far ahead of the one that the next owner loads.
+#: A reader may see a message expire at a time this far ahead of the time that the next owner loads.
 LAG_MS = 1_000
 
 Kind = Literal[
     "undead",  # shown after its expiry
     "gone early",  # not shown before its expiry
-    "came back",  # shown after a reader no longer saw it
+    "came back",  # shown after a reader had seen it gone
     "brief disorder",  # a page out of order, a duplicate payload or id, or a message never sent
     "brief and refused",  # shown although its publish was refused
 ]
@@ -55,7 +55,7 @@ class Sent:
 
     payload: bytes
     own_s: int | None
-    """The message's own time to live."""
+    """The message's own TTL."""
     refused: bool = False
     told_s: float = inf
     """Time of the acknowledgement."""
@@ -69,7 +69,7 @@ class Look:
     least_ms: int
     most_ms: int
     ttl_s: tuple[int, int]
-    """The shortest time to live that the topic may have had until then, and the longest it may have had then."""
+    """The shortest TTL that the topic may have had until then, and the longest that it may have had then."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Notes:
     sent: dict[bytes, Sent] = field(default_factory=dict)
     looks: list[Look] = field(default_factory=list)
     floors: list[tuple[float, int]] = field(default_factory=list)
-    """Acknowledgements of a new time to live, and the publish time up to which messages had expired by then."""
+    """Acknowledgements of a new TTL, each with the publish time up to which messages had expired by then."""
 
 
 def judged(notes: Notes) -> list[Anomaly]:
@@ -156,7 +156,7 @@ def _of_returns(notes: Notes, ids: dict[bytes, bytes]) -> Iterator[Anomaly]:
 
 
 def _of_floors(notes: Notes) -> Iterator[Anomaly]:
-    """Messages that had expired when the time to live was changed stay expired, even if it became longer."""
+    """Messages that had expired when the TTL was changed stay expired, even if it became longer."""
     for look in notes.looks:
         floor_ms = max((floor_ms for at_s, floor_ms in notes.floors if at_s < look.poll.began_s), default=0)
         for message_id, payload in look.poll.messages:
@@ -174,7 +174,7 @@ def _published_ms(message_id: bytes) -> int:
     return int.from_bytes(message_id[:8], "big")
 
 
-# --- who writes to it, and reads it ----------------------------------------------------------------
+# --- writers and readers ---------------------------------------------------------------------------
 
 
 class Watcher:
@@ -184,10 +184,10 @@ class Watcher:
         self.stage, self.voice, self.notes = stage, voice, stage.brief
         first_s = voice.rng.choice(TTLS_S)
         self._first_s, self._shortest_s, self._acknowledged_s = first_s, first_s, first_s
-        #: Requested without an answer: they may apply from some time on.
+        #: TTLs requested without an answer, which may take effect at some time.
         self._doubted_s: set[int] = set()
         self._count = 0
-        #: Probability that a request is a publish. A topic with few publishes advances its time by its readers.
+        #: Probability that a request is a publish. In a topic with few publishes, readers advance its time.
         self._publishes = voice.rng.choice((0.45, 0.15))
 
     async def make(self) -> None:
@@ -244,10 +244,10 @@ class Watcher:
             position = poll.through
 
     async def live_as_long_as(self, ttl_s: int) -> None:
-        """Change the topic's time to live. Raises NotSent, Doubt, Refused."""
+        """Change the topic's TTL. Raises NotSent, Doubt, Refused."""
         world, before_s = self.stage.world, self._longest_s
         least_ms, _ = world.between(world.watch())
-        self._shortest_s = min(self._shortest_s, ttl_s)  # possibly for a moment only, but expired messages stay expired
+        self._shortest_s = min(self._shortest_s, ttl_s)  # possibly only for a moment, but expired messages stay expired
         try:
             await self.voice.tell("PUT", topic_path(TOPIC, "/properties"), {"ttl": ttl_s})
         except Doubt:
@@ -279,7 +279,7 @@ async def watch(stage: SimulatedStage, seed: int, pause_s: float) -> None:
 
 
 async def _led_astray(watcher: Watcher) -> None:
-    """Set all clocks ahead until all instances restart: messages seen to expire in this time stay expired."""
+    """Set all clocks ahead until all instances restart: messages that were seen to expire in this time stay expired."""
     stage, by_s = watcher.stage, watcher.voice.rng.choice((3, 7))
     stage.world.jump_all(by_s)
     for instance in stage.cluster.instances:

@@ -1,7 +1,7 @@
-"""Simulated disks: committed rows survive the end of a process, or also a power cut; outcomes of calls are random.
+"""Simulated disks: committed rows survive kills and power cuts; outcomes of calls are random.
 
-A ``Disk`` outlives the instances that use it. Each life of an instance has its own handle, which is dead after the end
-of that life: calls in progress then end with or without effect.
+A ``Disk`` outlives the instances that use it. Each life of an instance has its own handle, which is unusable after that
+life: calls in progress then end with or without effect.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Weather:
             self.passable = trio.Event()
 
     def unblock(self) -> None:
-        """Make it reachable again; waiting calls continue."""
+        """Make the disk reachable again; blocked calls continue."""
         if self.passable is not None:
             self.passable.set()
         self.passable = None
@@ -55,7 +55,7 @@ class Weather:
 
 
 class Disk:
-    """The tables as they would be after a crash at this moment, and the claims."""
+    """The tables as a crash at this moment would leave them, and the claims."""
 
     def __init__(self, *, shared: bool) -> None:
         self.memory = MemoryStore()
@@ -69,13 +69,13 @@ class Disk:
         return SharedDiskStore(self, rng, weather) if self.shared else OwnDiskStore(self, rng, weather)
 
     def lose_unsynced(self, keep: int) -> None:
-        """Cut the power: restore all unsynced removals but the first ``keep``."""
+        """Cut the power: undo all unsynced removals except the first ``keep``."""
         for table, key, value in reversed(self.unsynced[keep:]):
             self.memory.apply([put_one(table, key, value)])
         self.unsynced.clear()
 
     def tear(self, commit: Sequence[Operation], rng: Random) -> None:
-        """Apply a prefix of a commit, as a failure may: its puts are complete or absent, the removals and rollbacks
+        """Apply a prefix of a commit, as a failure may: its puts are complete or absent; the removals and rollbacks
         after them may be partial."""
         steps = list(_steps(self.memory, commit))
         for step in steps[: rng.randrange(len(steps) + 1)]:
@@ -83,7 +83,7 @@ class Disk:
 
 
 def _steps(memory: MemoryStore, commit: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
-    """Yield the atomic steps of a commit: neighbouring puts together, and each rolled back or removed row."""
+    """Yield the atomic steps of a commit: consecutive puts together, and each rolled back or removed row."""
     puts: list[Operation] = []
     for operation in commit:
         if isinstance(operation, Put):
@@ -101,7 +101,7 @@ def _steps(memory: MemoryStore, commit: Sequence[Operation]) -> Iterator[Sequenc
 
 
 class DiskStore(MemoryStore):
-    """Shared by both kinds of handles: reads, and an end after which nothing changes."""
+    """The base of both kinds of handles: reads, and an end after which nothing changes."""
 
     def __init__(self, disk: Disk, rng: Random, weather: Weather) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class DiskStore(MemoryStore):
             raise StoreError("a simulated read failed")
 
     async def _reach(self, mean_s: float) -> None:
-        """Wait for the duration of a call. Raises StoreError if this life has ended."""
+        """Wait as long as a call takes. Raises StoreError if this life has ended."""
         if mean_s:
             await time_now().sleep(self.rng.expovariate(1 / mean_s))
         if self.weather.passable is not None:
@@ -158,7 +158,7 @@ Queued = tuple[Sequence[Operation], Sequence[Expect], Callable[[PlainsongError |
 
 
 class OwnDiskStore(DiskStore):
-    """Like LevelDB: one writer, commits one after the other, each complete or absent; broken after a failure."""
+    """Like LevelDB: one writer, sequential commits, each complete or absent; broken after a failure."""
 
     traits = replace(MemoryStore.traits, kind="leveldb", whole_commits=True, in_order=True)
     #: True if the event loop writes a commit itself while no other is in progress: ``--inline``.
@@ -188,7 +188,7 @@ class OwnDiskStore(DiskStore):
                 settled(error)
 
     def kill(self) -> None:
-        """Do as ``DiskStore.kill``, and complete all waiting commits with an error, so that their tasks can end."""
+        """Also complete all waiting commits with an error, so that their tasks can end."""
         super().kill()
         waiting, self._queue, self._under_way = self._under_way + self._queue, [], []
         for _, _, settled in waiting:
@@ -197,7 +197,7 @@ class OwnDiskStore(DiskStore):
     async def _write_group(self, group: Sequence[Queued]) -> list[PlainsongError | None]:
         if self._broken:
             return [NothingWritten("a write failed before, and the store has not been reopened")] * len(group)
-        # Whatever happens to the process now happens before or after the group is on the disk.
+        # If the process dies, it dies either before or after the group is on the disk.
         await self._reach(self.weather.write_s / 2)
         failed = self._fail_or_apply(group)
         if not self._broken:
@@ -313,12 +313,12 @@ def _not_to_be_cancelled(_: object) -> trio.lowlevel.Abort:
 
 
 class SharedDiskStore(DiskStore):
-    """Like HBase: several writers, and a claim deposes the previous owner."""
+    """Like HBase: several writers, where a claim replaces the previous owner."""
 
     traits = replace(MemoryStore.traits, kind="hbase", shared=True, whole_commits=True)
 
     async def run(self) -> None:
-        """Do nothing: all work is done by the calls."""
+        """Do nothing: the calls do all the work."""
         await trio.sleep_forever()
 
     async def claim(self, name: TopicName) -> Claim:
@@ -344,7 +344,7 @@ class SharedDiskStore(DiskStore):
             await self._reach(self.weather.write_s / 2)
 
     async def pin(self, max_s: float) -> MemoryView:
-        """Return a view of no single moment, like HBase's."""
+        """Return a view that, like HBase's, is not of a single moment."""
         await self._read()
         return ChangingView(self, trio.current_time() + max_s)
 
@@ -367,5 +367,5 @@ class ChangingView(MemoryView):
         self._ends_at = ends_at
 
     async def aclose(self) -> None:
-        """Do nothing: it holds no resources."""
+        """Do nothing: the view holds no resources."""
         await trio.lowlevel.checkpoint()

@@ -1,7 +1,7 @@
-"""A topic that is deleted, undeleted and created again: its client, and a model of what readers may see.
+"""A topic that is deleted, undeleted and recreated: its client, and a model of the messages that readers may see.
 
 One client sends one request at a time. A refused request has not happened; one without an answer may happen at any
-later time, or never. Each answer eliminates the *worlds* in which it is impossible; if none remains, the answer is wrong.
+later time, or never. Each answer removes the *worlds* in which it is impossible; if none remains, the answer is wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OF_A_LIVING_ONE = (
     *("delete", "delete", "undelete", "create", "store"),
 )
 OF_NONE = ("publish", "read", "delete", "undelete", "undelete", "undelete", "create", "create")
-#: Stop checking above this number of worlds.
+#: If there are more worlds than this, checking stops.
 MOST_WORLDS = 400
 
 
@@ -113,14 +113,14 @@ class Model:
         self._now((world if fits(world) else None for world in self.worlds), what)
 
     def buried(self) -> None:
-        """Record an answer that the deleted topic cannot be undeleted."""
+        """Apply an answer which says that the topic cannot be undeleted."""
         self._now(
             (replace(world, buried=True) if world.made and not world.alive else None for world in self.worlds),
             "it cannot be brought back",
         )
 
     def may_come_back(self) -> None:
-        """Allow an undeletion again: some wall clock is within the grace period, and one set back since may have refused."""
+        """Allow an undelete again: some clock is within the grace period, and the refusal may come from another."""
         self.worlds = {replace(world, buried=False) for world in self.worlds}
 
     def _now(self, worlds: Iterable[World | None], what: str) -> None:
@@ -133,7 +133,7 @@ class Model:
 
 
 class Gardener:
-    """One client, which sends one request at a time and follows its possible effects."""
+    """A client that sends one request at a time and tracks its possible effects."""
 
     def __init__(self, stage: SimulatedStage, voice: Voice) -> None:
         self.stage, self.voice = stage, voice
@@ -195,7 +195,7 @@ class Gardener:
         self.model.happened(verb, payloads)
 
     def _may_be_within_grace(self, since: tuple[int, int]) -> bool:
-        """True if the deleted topic may still be undeleted by some wall clock since then."""
+        """True if some wall clock since then is still within the deleted topic's grace period."""
         return self._doubted_ms < inf or self.stage.world.between(since)[0] <= self._deleted_ms[1] + GRACE_S * 1000
 
     def _refused(self, code: str) -> None:

@@ -1,4 +1,4 @@
-"""Simulated instances: the daemon as assembled in production, on a simulated disk, network, clock and membership."""
+"""Simulated instances: the daemon's production assembly on simulated disk, network, clock and membership."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class View:
-    """``Ownership`` in one life of an instance: the latest reported members, which may be late or wrong."""
+    """An instance's ``Ownership`` in one life: the latest reported members, which may be outdated or wrong."""
 
     def __init__(self, name: str, there: list[str], reread: Callable[[], object]) -> None:
         self._reread = reread
@@ -82,7 +82,7 @@ class View:
         self._listeners.append(listener)
 
     def tell(self, there: list[str], lies: Mapping[TopicName, str]) -> None:
-        """Set the members it sees from now on."""
+        """Set the members that it sees from now on."""
         self._there, self._owners = list(there), dict(lies)
         self._found.clear()
         self._lost.clear()
@@ -110,7 +110,7 @@ class Life:
         #: Routes by method and number of path segments: pattern and endpoint.
         self.routes: dict[tuple[str, int], list[tuple[re.Pattern[str], Endpoint]]] = {}
         self._found: dict[tuple[str, str], tuple[Endpoint, dict[str, str]]] = {}
-        #: Client requests in progress; a dict, because they must be cancelled in a fixed order.
+        #: Client requests in progress; a dict, because they must be cancelled in a deterministic order.
         self._serving: dict[trio.CancelScope, None] = {}
 
     def route(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]]:
@@ -153,7 +153,7 @@ class SimulatedInstance:
         self.clock = SimulatedClock()
         self.weather = Weather()
         self.life: Life | None = None
-        #: Makes its membership service look again and report some time later.
+        #: Makes the membership service check again, and report some time later.
         self.reread: Callable[[], object] = int
         self.alone = not disk.shared
 
@@ -225,7 +225,7 @@ class SimulatedInstance:
             end.cut()
 
     def kill(self, *, power: bool = False) -> None:
-        """End the process now; with a power cut the disk loses unsynced changes."""
+        """End the process now; ``power``: a power cut, after which unsynced changes are lost."""
         life = self.life
         if life is not None:
             life.store.kill()

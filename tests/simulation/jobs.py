@@ -1,7 +1,7 @@
-"""Jobs whose tasks stage messages, some of them twice; one publish makes the winning attempts one batch.
+"""Jobs whose tasks stage messages, some of them twice; one publish turns the winning attempts into one batch.
 
-The history records a batch as one write with one sequence id, which the clusters' checker judges: all of it must be
-there once, and nothing of a losing attempt.
+The history records a batch as one write with one sequence id, which the clusters' checker judges: the whole batch must
+be there once, and nothing from a losing attempt.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from tests.daemon.talk import topic_path
 if TYPE_CHECKING:
     from tests.simulation.world import SimulatedStage
 
-#: How often a store is sent before its attempt is abandoned.
+#: Number of times that a store is sent before its attempt is abandoned.
 _TRIES = 4
-#: Refusals of a batch whose segments were cleaned, as when a clock jumps by an hour. Nothing was published.
+#: Refusals of a batch whose segments were removed, for example because a clock jumped by an hour. Nothing was
+#: published.
 _CLEANED = ("invalid_parameter", "already_published")
 
 
 class Job:
-    """Consecutive batches of one producer in one topic."""
+    """One producer's consecutive batches in one topic."""
 
     def __init__(self, producer: Producer, pause_s: float) -> None:
         self.producer, self.pause_s = producer, pause_s
@@ -49,7 +50,7 @@ class Job:
         # Nothing was sent with this sequence id: the next session continues from the daemon's answer.
 
     async def _run_task(self, name: str) -> tuple[str, tuple[bytes, ...]]:
-        """Run attempts with new segments until all messages of one are stored and it wins."""
+        """Run attempts with new segments until one has stored all messages and wins."""
         while True:
             segment = f"{name}.{next(self._attempts)}"
             payloads = payloads_of(segment, self.voice)
@@ -58,7 +59,7 @@ class Job:
             await self.stage.rest(self.pause_s)
 
     async def _store(self, segment: str, payloads: tuple[bytes, ...]) -> bool:
-        """Store in one request or two, each repeated until answered, and sometimes once more."""
+        """Store in one or two requests, each repeated until it is answered, and sometimes once more."""
         cut = self.voice.rng.randrange(len(payloads)) if self.voice.rng.random() < 0.5 else 0
         for low, high in ((0, cut), (cut, len(payloads))):
             request = PublishRequest(
@@ -78,7 +79,7 @@ class Job:
             try:
                 await self._ask("store", request)
             except Refused as refused:
-                if refused.code == "producer_fenced":  # by itself: an opening was not answered
+                if refused.code == "producer_fenced":  # by its own opening, which got no answer
                     await self.producer.reopen(self.pause_s)
                     return False
                 if refused.code in _CLEANED:
@@ -93,7 +94,7 @@ class Job:
         return answered
 
     async def _publish(self, sequence_id: int, won: dict[str, tuple[bytes, ...]]) -> bool:
-        """Publish; return True if the batch is stored, False if it never will be because its segments are gone."""
+        """Publish; return True if the batch is stored, False if it never will be, because its segments are gone."""
         producer, payloads = self.producer, tuple(payload for each in won.values() for payload in each)
         write = Write(
             producer.topic, payloads, trio.current_time(), producer=producer.name, sequences=(sequence_id,), epoch=None
@@ -133,7 +134,7 @@ class Job:
 
 
 async def run(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
-    """Run batches until the end; a batch that was sent to be published is completed."""
+    """Run batches until the end; complete a batch whose publish was sent."""
     async with stage.stager(seed) as voice:
         producer = Producer(voice, name, voice.rng.choice(stage.topics))
         await producer.reopen(pause_s)

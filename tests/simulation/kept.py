@@ -1,9 +1,9 @@
-"""A backup taken in the middle of a history, and its restoration.
+"""A backup taken in the middle of a history, and its restore.
 
 It is read like ``plainsong backup create`` and restored like ``plainsong backup restore``, without files. A daemon
-starts on the new store, everything is read, and the checker of clients' histories judges it by the clients' knowledge:
-what was acknowledged before the backup began is there, what was sent after its end is not, a request or transaction is
-there completely or not at all, and ids are unchanged.
+starts on the new store, everything is read, and the checker of clients' histories judges it by the clients' records:
+messages that were acknowledged before the backup began are there, messages sent after its end are not, a request or
+transaction is there completely or not at all, and ids are unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tests.cluster.voices import Voice
     from tests.simulation.world import World
 
-#: How often a topic's pages are listed again if its rows change faster than they are read.
+#: Number of times that a topic's pages are listed again if its rows change faster than they are read.
 LISTINGS = 50
 #: The instance that serves the restored store.
 RESTORED = "restored"
@@ -65,7 +65,7 @@ class Backup:
 
 
 class _Strolling(Pace):
-    """Pauses in simulated time between two steps, so that much happens while a backup is read."""
+    """Pauses between steps in simulated time, so that much happens while a backup is read."""
 
     def __init__(self, rng: Random) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ async def _read(store: Store, now_ms: Callable[[], int], rng: Random) -> Backup:
     await cut.look()
     backup = Backup(began_s, began_s, {"id": "simulated", "cutMs": cut_ms})
     topics = await cut.topics()
-    # In the command's order: the service and the metadata without topic first. If the view is of no single moment, a
-    # topic may contain rows of transactions that began after the service was read.
+    # In the command's order: first the service and the metadata without a topic. If the view is not of a single moment,
+    # a topic may contain rows of transactions that began after the service was read.
     service, _ = await _pages(cut, backup, lambda _: cut.service())
     metadata, _ = await _pages(cut, backup, lambda _: cut.metadata())
     found = []
@@ -114,7 +114,7 @@ async def _read(store: Store, now_ms: Callable[[], int], rng: Random) -> Backup:
 async def _pages(
     cut: Cut, backup: Backup, page_from: Callable[[str | None], Awaitable[Page]]
 ) -> tuple[list[dict[str, object]], str | None]:
-    """Read all objects of a topic; return them and its line."""
+    """Read all objects of a topic; return them and the topic's line."""
     found: list[dict[str, object]] = []
     after: str | None = None
     while True:
@@ -126,7 +126,7 @@ async def _pages(
 
 
 async def _fetched(cut: Cut, backup: Backup, list_page: Callable[[], Awaitable[Page]]) -> Page:
-    """Return a page after reading all its objects; list it again if rows have changed in between."""
+    """Return a page after reading all its objects; list the page again if rows have changed in between."""
     for _ in range(LISTINGS):
         page = await list_page()
         try:
@@ -141,9 +141,9 @@ async def _fetched(cut: Cut, backup: Backup, list_page: Callable[[], Awaitable[P
 
 
 async def judged(world: World, backup: Backup, seed: int) -> list[tuple[str, str]]:
-    """Restore it, start a daemon on the result, read everything, and return all violations."""
+    """Restore the backup, start a daemon on the result, read everything, and return all violations."""
     latest_ms, disk = world.latest_ms() + 1, Disk(shared=False)
-    # It takes a backup folder, but uses only the rows of objects.
+    # ``open`` takes a backup folder, but uses only its objects' rows.
     source = await RestoredStore.open(backup, backup.manifest, RestoreRequest(), latest_ms)  # type: ignore[arg-type]
     await RestoreRun(source, disk.memory, CopyRequest("backup")).run(lambda: latest_ms)
     instance = SimulatedInstance(RESTORED, disk, world.network, world.config, Random(seed))
@@ -166,7 +166,7 @@ async def judged(world: World, backup: Backup, seed: int) -> list[tuple[str, str
 
 
 def _let_go_of_stored(history: History) -> None:
-    """Drop what is not restored: stores before their publish, of transactions that were not committed by then. No
+    """Drop the writes that are not restored: unpublished stores of transactions that were not committed by then. No
     committed reader would see them; plain readers saw them while they lasted."""
     for write in history.writes:
         if write.transaction is not None and write.transaction.state != "committed":

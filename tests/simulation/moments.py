@@ -1,8 +1,8 @@
 """Readers as of a moment: their pages, and the violations that must never occur.
 
-The judge knows the promise and not the code. A read as of a moment shows messages without a pointer whose publish time
-is not later, and those of committed transactions whose ``decidedMs`` is not later, in the topic's order. It shows the
-same at any time, at any instance, however often it is repeated.
+The judge tests the promise, not the code. A read as of a moment shows, in the topic's order, messages without a pointer
+that were published by then, and messages of transactions that were committed by then (``decidedMs``). It shows the same
+at any time, at any instance, however often it is repeated.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 Kind = Literal[
     "shown early",  # as of a moment before its time
     "not shown",  # as of a moment at or after its time
-    "never committed",  # shown, although it was not committed in the end
+    "never committed",  # shown, although it was never committed
     "moment changed",  # two readers as of one moment saw different messages
     "moment split",  # a part of a transaction was shown
-    "moment disorder",  # a page out of order; a commit shown without one that had been answered before it began
+    "moment disorder",  # a page out of order; a commit shown without one that was answered before it began
 ]
 
 
@@ -57,21 +57,21 @@ class Look:
     instance: str
     messages: tuple[tuple[bytes, bytes], ...]
     is_whole: bool
-    """True if it was read to its end."""
+    """True if the topic was read to its end."""
 
     @property
     def name(self) -> str:
-        """The name for texts."""
+        """The reader's name in reports."""
         return f"a reader of {self.topic} at {self.instance} as of {self.at_ms}"
 
 
 @dataclass(slots=True)
 class Notes:
-    """Everything recorded."""
+    """All records."""
 
     looks: list[Look] = field(default_factory=list)
     decided_ms: dict[int, int] = field(default_factory=dict)
-    """By transaction, as finally reported by the service."""
+    """By transaction, as the service reports them at the end."""
 
 
 def judged(notes: Notes, history: History) -> list[Anomaly]:
@@ -114,7 +114,7 @@ def _of_look(look: Look, notes: Notes, history: History, owners: Mapping[int, Tr
 
 
 def _of_moment(looks: list[Look], history: History) -> Iterator[Anomaly]:
-    """Judge all reads as of one moment, without the service's times."""
+    """Judge all reads as of one moment, without using the service's times."""
     by_topic: dict[str, Look] = {}
     for look in looks:
         other = by_topic.setdefault(look.topic, look)
@@ -147,7 +147,7 @@ def _published_ms(message_id: bytes) -> int:
     return int.from_bytes(message_id[:8], "big")
 
 
-# --- who reads -------------------------------------------------------------------------------------
+# --- readers ---------------------------------------------------------------------------------------
 
 
 class Traveller:
@@ -164,7 +164,7 @@ class Traveller:
                 await self.look(topic, at_ms)
 
     async def _moment(self) -> int:
-        """Return a moment read before, the time of a commit or message, or a clock's time; or one just before it."""
+        """Return a moment that was read before, the time of a commit or message, a clock's time, or just before one."""
         chance = self.rng.random()
         history, notes = self.stage.history, self.stage.moments
         committed = [each for each in history.transactions if each.committed_s < inf]
@@ -181,7 +181,7 @@ class Traveller:
         return max(0, at_ms - self.rng.choice((0, 0, 1)))
 
     async def look(self, topic: str, at_ms: int, at: Instance | None = None) -> None:
-        """Read a topic from its beginning. Raises NotSent, Doubt, Refused; pages read before that are recorded."""
+        """Read a topic from its beginning. Raises NotSent, Doubt, Refused; the pages read until then are recorded."""
         position = None
         messages: list[tuple[bytes, bytes]] = []
         is_whole, where = False, ""
@@ -189,7 +189,8 @@ class Traveller:
             while not is_whole:
                 instance = at or self.voice.somebody()
                 where = instance.name
-                # Drawn for each page: reading a whole topic in pages of two would cost more than the rest of a history.
+                # The limit is drawn for each page: reading a whole topic in pages of two would cost more than the rest
+                # of a history.
                 request = PollRequest(position, position is None, self.rng.choice((2, 5, None)))
                 path = topic_path(topic, f"/poll?as_of_ms={at_ms}")
                 answer = await self.voice.ask("POST", path, JSON.encode_poll(request), FRAMES, at=instance)
@@ -214,14 +215,14 @@ async def travel(stage: SimulatedStage, seed: int, pause_s: float) -> None:
 
 
 async def return_to(stage: SimulatedStage, seed: int) -> None:
-    """When all faults are over, read again as of some moments at every instance, and ask for decision times."""
+    """After all faults, read again as of some moments at every instance, and ask for decision times."""
     async with stage.voice(seed) as voice:
         traveller = Traveller(stage, voice)
         for transaction in stage.history.transactions:
             told = await at_last(stage, partial(voice.tell, "GET", f"{TX}/{transaction.id}"))
             if told["decidedMs"] is not None:
                 stage.moments.decided_ms[transaction.id] = int(told["decidedMs"])
-        # A moment that was answered once is answered forever, even by an owner whose clock is behind it.
+        # A moment that was answered once is answered forever, even by an owner whose clock is earlier.
         known = sorted({(each.topic, each.at_ms) for each in stage.moments.looks})
         for topic, at_ms in Random(seed).sample(known, min(len(known), 12)):
             for instance in stage.cluster.instances:

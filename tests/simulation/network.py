@@ -1,4 +1,4 @@
-"""A simulated network: bytes arrive late, in order per direction of a connection; links can be cut and held up."""
+"""A simulated network: bytes arrive late, but in order in each direction; links can be cut or blocked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.clocks import time_now
 
 
 class Network:
-    """All links between all places; a place is the name of an instance, or ``client``."""
+    """All links between places; a place is the name of an instance, or ``client``."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
@@ -53,7 +53,7 @@ class Network:
                 end.cut()
 
     async def pass_on(self, sender: str, receiver: str) -> None:
-        """Wait for a transmission from one place to the other."""
+        """Wait for the time of a transmission between two places."""
         await time_now().sleep(self.delay_s())
         while not self.passes(sender, receiver):
             await self.changed.wait()

@@ -40,7 +40,7 @@ STAGING = "plainsong.protocol.topic.staging"
 UPKEEP = "plainsong.protocol.topic.upkeep"
 CHAIN_RULES = "plainsong.protocol.topic.chain_rules"
 
-#: The code between the beginning of a commit and the update of the cache.
+#: The code between the start of a commit and the update of the cache.
 _BETWEEN = """\
         if step.pointers:
             self._environment.pointers.begin(self.name, step.pointers)
@@ -105,7 +105,8 @@ MISTAKES = (
         "            self.compare(expect)",
     ),
     Mistake(
-        # Together with the cache and the wake-up of readers: within a step of the core, nothing reads the watermark.
+        # The mistake also moves the cache and the wake-up of readers, since nothing reads the watermark within a step
+        # of the core.
         "the watermark moves before the commit",
         "what is read stays",
         TOPIC,

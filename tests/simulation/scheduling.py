@@ -1,10 +1,10 @@
-"""Trio's event loop in simulated histories: the seed determines the order of tasks, and unneeded work is skipped.
+"""Trio's event loop in simulated histories: the seed determines the order of tasks, and unnecessary work is skipped.
 
-A history takes some 1,800 rounds of the event loop, most of them for one task. Three things that each round does
-besides running tasks are skipped: asking the kernel about sockets, of which there are none, looking for instruments,
-and shuffling a single task. Four in ten rounds could only run the current task again, and are skipped entirely:
-``is_alone`` detects them. A cancel scope registers or removes its deadline some 1,300 times, with a context manager
-made by a generator; here it is an object. None of this changes a history.
+A history takes about 1,800 rounds of the event loop, most of them for one task. Each round does three things besides
+running tasks, which are skipped: it asks the kernel about sockets, although there are none, looks for instruments, and
+shuffles a single task. Four in ten rounds could only run the current task again, and are skipped entirely; ``is_alone``
+detects them. Cancel scopes register or remove their deadlines about 1,300 times, with a context manager made from a
+generator; here it is an object. None of this changes a history.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import trio._core._run as internals
 class Orders(Random):
     """Orders of the runnable tasks in a round."""
 
-    #: Tasks of the current round that have not run yet: the event loop takes them from this list.
+    #: Tasks of the current round that have not run yet; the event loop takes them from this list.
     batch: Sequence[Any] = ()
 
     def shuffle(self, x: MutableSequence[Any]) -> None:
@@ -41,7 +41,7 @@ class DeadlineChange:
         self._scope = scope
 
     def __enter__(self) -> None:
-        """Do nothing: the registered deadline is compared at the end."""
+        """Do nothing: the registered deadline is compared on exit."""
 
     def __exit__(self, *_: object) -> None:
         scope = self._scope
@@ -62,7 +62,7 @@ def _changes(scope: trio.CancelScope) -> DeadlineChange:
 
 def is_alone(until_s: float) -> bool:
     """True if the calling task, which is not cancelled, is the only runnable one, and no deadline expires up to that
-    time: rounds of the event loop would only run it again."""
+    time, so that rounds of the event loop would only run it again."""
     context = internals.GLOBAL_RUN_CONTEXT
     return (
         not internals._r.batch  # type: ignore[attr-defined]  # these are Orders
@@ -83,13 +83,13 @@ async def _checkpoint_among_others() -> None:
 
 @contextmanager
 def scheduled_by(seed: int) -> Iterator[None]:
-    """Run Trio in this context with the order of tasks determined by the seed."""
+    """Within the block, run Trio with an order of tasks that the seed determines."""
     manager, ask_kernel = internals.TheIOManager, internals.TheIOManager.get_events
     before = internals._ALLOW_DETERMINISTIC_SCHEDULING, internals._r
     change = trio.CancelScope._might_change_registered_deadline
 
     def get_events(self: Any, timeout_s: float) -> Any:
-        """Ask only when the loop sleeps: the only socket is the one by which a signal wakes it."""
+        """Ask the kernel only when the loop sleeps: the only socket is the one through which a signal wakes it."""
         return ask_kernel(self, timeout_s) if timeout_s else []
 
     internals._ALLOW_DETERMINISTIC_SCHEDULING, internals._r = True, Orders(seed)  # as hypothesis does
@@ -106,5 +106,5 @@ def scheduled_by(seed: int) -> Iterator[None]:
 
 
 def without_instruments() -> None:
-    """Disable instruments in the calling run: Trio looks for them several times a round, in Python."""
+    """Disable instruments in the calling run, since Trio looks for them several times per round, in Python."""
     internals.GLOBAL_RUN_CONTEXT.runner.instruments = {}  # type: ignore[assignment]

@@ -27,7 +27,7 @@ class Finding:
     histories: int
     cpu_s: float
     seed: int | None
-    """The first bad history; None if it was not found."""
+    """The first bad history; None if the mistake was not found."""
     words: tuple[str, ...]
     """The violations in that history, in the judges' terms."""
 
@@ -56,7 +56,7 @@ def judge_of(word: str) -> str:
 
 
 def look_for(mistake: Mistake, most: int = MOST) -> Finding:
-    """Plant it in a separate process, and simulate until it is found."""
+    """Plant the mistake in a separate process, and simulate until it is found."""
     command = [sys.executable, "-m", "tests.simulation", "--json", "--planted", mistake.name, "--count", str(most)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -99,7 +99,7 @@ def names_in_document() -> list[str]:
 
 
 def main(mistakes: Iterable[Mistake] = MISTAKES, most: int = MOST) -> None:
-    """Look for all of them, and write the table."""
+    """Look for all mistakes, and write the table."""
     findings: list[Finding] = []
     for mistake in mistakes:
         findings.append(look_for(mistake, most))

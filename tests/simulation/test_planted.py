@@ -1,4 +1,4 @@
-"""The simulation finds planted mistakes, and each still has its place in the code."""
+"""The simulation finds planted mistakes, and each mistake's place still exists in the code."""
 
 from __future__ import annotations
 

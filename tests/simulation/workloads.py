@@ -1,7 +1,7 @@
-"""More clients: rivals for one producer name, producers that regroup what they send again, transactions that meet
-each other and end in every way, and readers that wait.
+"""More clients: rivals for one producer name, producers that regroup messages when they resend them, transactions that
+overlap and end in every way, and readers that wait.
 
-Their records go into the history, which the clusters' checker judges; only wake-ups of readers are judged here.
+Their records go into the history, which the clusters' checker judges; this module judges only the wake-ups of readers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 async def rival(stage: SimulatedStage, name: str, who: str, topic: str, seed: int, pause_s: float) -> None:
-    """Run one of several clients with one producer name: each takes the session from the others now and then."""
+    """Run one of several clients with the same producer name, which take the session from one another now and then."""
     async with stage.voice(seed) as voice:
         producer, is_open = Producer(voice, name, topic), False
         for number in count(1):
@@ -50,7 +50,7 @@ async def rival(stage: SimulatedStage, name: str, who: str, topic: str, seed: in
 
 
 async def _sent_in_session(producer: Producer, payloads: tuple[bytes, ...], pause_s: float) -> bool:
-    """Send it a few times in this session only. Return True if the session may continue: nothing is in doubt."""
+    """Send it a few times, only in this session. Return True if the session may continue: nothing is in doubt."""
     voice, first = producer.voice, producer.next_sequence
     write = Write(
         producer.topic,
@@ -84,7 +84,7 @@ async def _sent_in_session(producer: Producer, payloads: tuple[bytes, ...], paus
 
 
 async def regrouping_producer(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
-    """Send unacknowledged messages again together with new ones, and sometimes the last acknowledged ones."""
+    """Resend unacknowledged messages together with new ones, and sometimes the last acknowledged ones."""
     async with stage.voice(seed) as voice:
         producer = Producer(voice, name, voice.rng.choice(stage.topics))
         await producer.reopen(pause_s)
@@ -100,7 +100,7 @@ async def regrouping_producer(stage: SimulatedStage, name: str, seed: int, pause
             try:
                 await _send_together(producer, window)
             except Refused as refused:
-                if refused.code == "producer_fenced":  # by itself: an opening was not answered
+                if refused.code == "producer_fenced":  # by its own opening, which got no answer
                     await producer.reopen(pause_s)
             except (NotSent, Doubt):
                 if voice.rng.random() < 0.3:
@@ -111,7 +111,7 @@ async def regrouping_producer(stage: SimulatedStage, name: str, seed: int, pause
 def _of_window(producer: Producer, payload: bytes) -> Write:
     sequence = producer.next_sequence
     producer.next_sequence += 1
-    # Its session is unknown: it may be sent again in a later one.
+    # The write's session is unknown, since it may be sent again in a later session.
     write = Write(
         producer.topic, (payload,), trio.current_time(), producer=producer.name, epoch=None, sequences=(sequence,)
     )
@@ -120,7 +120,7 @@ def _of_window(producer: Producer, payload: bytes) -> Write:
 
 
 async def _send_together(producer: Producer, window: list[Write]) -> None:
-    """Send all of them in one request that is not atomic. Raises NotSent, Doubt, Refused."""
+    """Send the whole window in one request that is not atomic. Raises NotSent, Doubt, Refused."""
     request = PublishRequest(
         tuple(write.payloads[0] for write in window),
         producer=producer.name,
@@ -142,12 +142,12 @@ async def _send_together(producer: Producer, window: list[Write]) -> None:
 
 # --- transactions ----------------------------------------------------------------------------------
 
-#: Ends of a transaction: decided, left to its time-out, or decided by two clients of which one commits and one aborts;
-#: and requests under its pointer during the commit, or after the decision.
+#: Ends of a transaction: decided, left to its time-out, or decided by two clients, one committing and one aborting; and
+#: requests under its pointer during the commit, or after the decision.
 ENDINGS = ("commit", "commit", "abort", "leave", "both", "both", "hasty", "late")
 
 
-#: The pause between two begins of a client that publishes nothing: several fall before the first of them is written.
+#: The pause between two begins of a client that publishes nothing: several begin before the first one is written.
 IDLE_PAUSE_S = 0.02
 
 
@@ -163,7 +163,7 @@ async def entangled_writer(stage: SimulatedStage, name: str, seed: int, pause_s:
 
 
 class _Entangled:
-    """One transaction."""
+    """One such transaction."""
 
     def __init__(self, voice: Voice, name: str) -> None:
         self.voice, self.stage, self.name = voice, voice.stage, name
@@ -171,7 +171,7 @@ class _Entangled:
         self._topics: list[str] = []
 
     async def run(self) -> None:
-        """Run it from begin to end. Raises NotSent, Doubt, Refused."""
+        """Run the transaction from begin to end. Raises NotSent, Doubt, Refused."""
         rng, began_s = self.voice.rng, trio.current_time()
         asked = {"timeoutSeconds": rng.choice((1, 1, 2, 30)), "clientId": self.name}
         begun = await self.voice.tell("POST", TX, asked)
@@ -190,7 +190,7 @@ class _Entangled:
         await self._end(ending)
 
     async def _checkpoint(self) -> None:
-        """Continue under a further pointer."""
+        """Continue under a new pointer."""
         told = await self.voice.tell("POST", f"{TX}/{self.transaction.id}/checkpoint")
         self.pointer = told["writePointer"]
         self.transaction.pointers.add(self.pointer)
@@ -212,7 +212,7 @@ class _Entangled:
             await self._decide(ending)
 
     async def _publish_elsewhere(self) -> None:
-        """Publish to a topic that it has not written to, if there is one."""
+        """Publish to a topic to which the transaction has not written yet, if there is one."""
         others = [topic for topic in self.stage.topics if topic not in self._topics]
         with suppress(NotSent, Doubt, Refused):
             await self._pause()
@@ -226,12 +226,12 @@ class _Entangled:
         await publish(self.voice, write, self.pointer)
 
     async def _read(self, topic: str) -> None:
-        """Read what has been committed by now."""
+        """Read the messages that have been committed by now."""
         with suppress(NotSent, Doubt, Refused):
             await read_page(self.voice, topic, None, committed=True)
 
     async def _decide(self, verb: str) -> None:
-        """Ask for the decision a few times."""
+        """Request the decision, up to a few times."""
         await self._pause()
         for _ in range(3):
             try:
@@ -242,7 +242,7 @@ class _Entangled:
                 return
 
     async def _pause(self) -> None:
-        """Pause so briefly that other requests sometimes come in between."""
+        """Pause so briefly that other requests only sometimes come in between."""
         await time_now().sleep(self.voice.rng.choice((0.0, 0.0, 0.002, 0.01, 0.05)))
 
 
@@ -258,7 +258,7 @@ async def hasty_writer(stage: SimulatedStage, name: str, seed: int, pause_s: flo
 
 
 async def _hurry(voice: Voice, name: str) -> None:
-    """Run one of them. Raises NotSent, Doubt, Refused if it did not begin."""
+    """Run one such transaction. Raises NotSent, Doubt, Refused if it did not begin."""
     stage, began_s, topic = voice.stage, trio.current_time(), voice.rng.choice(voice.stage.topics)
     begun = await voice.tell("POST", TX, {"timeoutSeconds": 30, "clientId": name})
     transaction = Transaction(begun["id"], began_s, trio.current_time(), {begun["writePointer"]})
@@ -271,7 +271,7 @@ async def _hurry(voice: Voice, name: str) -> None:
             await time_now().sleep(voice.rng.choice((0.001, 0.002, 0.004)))
             await decide(voice, transaction, "commit")
             for _ in range(2):
-                # A read that begins at the very moment of an answer counts as begun before it.
+                # A read that begins at exactly the time of an answer counts as begun before it.
                 await time_now().sleep(0.0002)
                 await read_page(voice, topic, None, committed=True)
 
@@ -294,19 +294,19 @@ async def idle_writer(stage: SimulatedStage, name: str, seed: int, pause_s: floa
 
 
 def issued_twice(stage: SimulatedStage) -> list[tuple[str, str]]:
-    """Return an anomaly for each transaction that two begins were answered with."""
+    """Return an anomaly for each transaction that was the answer to two begins."""
     known = Counter([*stage.idle, *(each.id for each in stage.history.transactions)])
     return [("issued twice", f"transaction {id_} was begun {times} times") for id_, times in known.items() if times > 1]
 
 
 # --- readers that wait -----------------------------------------------------------------------------
 
-#: The longest wait of readers, and the time within which they must be woken if nothing is wrong.
+#: The longest wait of readers, and the time within which they must be woken if there are no faults.
 WAIT_S, TOLD_S = 10.0, 3.0
 
 
 async def wake(stage: SimulatedStage, seed: int) -> None:
-    """When all faults are over, let readers wait at the end of a topic at each instance, and check that they wake."""
+    """After all faults, have readers wait at the end of a topic at each instance, and check that they wake."""
     async with stage.voice(seed) as voice:
         topic = voice.rng.choice(stage.topics)
         for instance in stage.cluster.instances:
@@ -349,7 +349,7 @@ async def _publish_one(voice: Voice, topic: str) -> None:
 
 
 async def _end_of(voice: Voice, topic: str, at: Instance, committed: bool) -> bytes | None:
-    """Return the position after all messages; None if there are none, or an open transaction holds readers."""
+    """Return the position after all messages; None if there are none, or if an open transaction blocks readers."""
     position = None
     while True:
         page = await read_page(voice, topic, position, committed=committed, at=at, noted=False)

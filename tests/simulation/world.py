@@ -29,12 +29,12 @@ from tests.simulation.network import Network
 from tests.simulation.scheduling import scheduled_by, without_instruments
 
 T = TypeVar("T")
-#: Time limit for recovery once nothing is wrong.
+#: Time limit for recovery after the faults.
 QUIET_S = 100.0
-#: Positions per millisecond in a crowded history, and the function that allocates them. With two, a request that spills
-#: into the next millisecond is found wrong five times as often as with four.
+#: Positions per millisecond in a crowded history, and the function that allocates them. With two, mistakes in requests
+#: that spill into the next millisecond are found five times as often as with four.
 FEW, TAKE = 2, PositionSequence.take
-#: Limit of a history's processor time, some hundred times what it needs.
+#: Limit on a history's processor time, about a hundred times its usual time.
 STUCK_S = 30.0
 
 
@@ -47,13 +47,13 @@ class Plan:
     topics: int = 3
     length_s: float = 1.0
     every_s: float = 0.25
-    """Mean time from the start of one fault to that of the next."""
+    """Mean time from the start of one fault to the start of the next."""
     clients: tuple[str, ...] = ()
     """Names of the clients' workloads."""
     knobs: tuple[tuple[str, float], ...] = ()
-    """Settings of the instances that differ from the usual ones."""
+    """The instances' settings that differ from the usual ones."""
     crowded: bool = False
-    """True if each millisecond of a topic has few positions left, as after many publishes in it."""
+    """True if each millisecond of a topic has few positions left, as if many messages had been published in it."""
     faults: list[str] = field(default_factory=list)
 
 
@@ -88,13 +88,13 @@ class SimulatedVoice(Voice):
 
 
 class TravellingVoice(SimulatedVoice):
-    """A client that asks for moments that are in the future by some clock."""
+    """A client that requests moments that are in the future by some clock."""
 
     expected = SimulatedVoice.expected | {"invalid_parameter"}
 
 
 class StagingVoice(SimulatedVoice):
-    """A client whose staged messages are cleaned when a clock jumps far enough."""
+    """A client whose staged messages are removed when a clock jumps far enough."""
 
     expected = SimulatedVoice.expected | {"invalid_parameter", "already_published"}
 
@@ -105,7 +105,7 @@ class SimulatedStage(Stage):
     sizes = (1, 1, 1, 2, 3, 12)
     limits = (2, 7, None)
     timeouts_s = (1, 2, 30)
-    #: Number of normal rests; after these clients rest longer, because a longer history is hardly any more useful.
+    #: Number of normal rests; after these, clients rest longer, because longer histories find hardly more mistakes.
     LIVELY = 80
     _rests = 0
 
@@ -121,10 +121,10 @@ class SimulatedStage(Stage):
         self.garden = garden.Model()
         self.ledger = ledger.Notes()
         self.moments = moments.Notes()
-        #: Transactions that clients began and published nothing under.
+        #: Transactions that clients began but under which they published nothing.
         self.idle: list[int] = []
         self.asleep: list[str] = []
-        """Readers that waited and were not woken."""
+        """Readers that waited and were never woken."""
 
     def traveller(self, seed: int) -> Voice:
         """Return a client that reads as of moments."""
@@ -173,7 +173,7 @@ class World:
     def _random(self) -> Random:
         return Random(self.rng.randrange(1 << 62))
 
-    # --- what time it may be -------------------------------------------------------------------
+    # --- possible times ------------------------------------------------------------------------
 
     def now_s(self) -> float:
         return trio.current_time()
@@ -193,11 +193,11 @@ class World:
         return self._most_ms
 
     def watch(self) -> tuple[int, int]:
-        """Start an observation for ``between``."""
+        """Start an interval for ``between``."""
         return self._read_clocks(), len(self._lows_ms)
 
     def between(self, since: tuple[int, int]) -> tuple[int, int]:
-        """Return two times: no wall clock was below the first since then, and none was ever above the second."""
+        """Return two times: since then no wall clock was below the first, and none was ever above the second."""
         least_ms, jumps = since
         return min([least_ms, self._read_clocks(), *self._lows_ms[jumps:]]), self._most_ms
 
@@ -241,7 +241,7 @@ class World:
             work = partial(reader, committed=committed, waits=waits, pause_s=self.rng.choice((0.1, 0.5)))
             readers.start_soon(work, self.stage, self.rng.randrange(1 << 30))
         if "moments" in self.plan.clients:
-            # Separate seeds: histories without it are unchanged.
+            # Separate seeds, so that histories without these readers are unchanged.
             readers.start_soon(moments.travel, self.stage, self.plan.seed, 0.1)
         if "ledger" in self.plan.clients:
             writers.start_soon(ledger.keep, self.stage, self.plan.seed)
@@ -259,11 +259,11 @@ class World:
         return []
 
     def _pauses_s(self) -> Sequence[float]:
-        """Return pauses with which a history has about as many requests, regardless of its length."""
+        """Return pauses that give a history about the same number of requests, regardless of its length."""
         return (0.05, 0.2, 0.5) if self.plan.length_s < 2 else (0.2, 0.5)
 
     async def _disturb(self) -> None:
-        """Begin faults one after the other while others last; return when the last one is over."""
+        """Begin one fault after another, while earlier ones last; return when the last one is over."""
         async with trio.open_nursery() as lasting:
             with trio.move_on_after(self.plan.length_s):
                 while True:
@@ -329,7 +329,7 @@ class World:
         self._lows_ms.append(self._read_clocks())
 
     async def _astray(self) -> None:
-        """Set a clock wrong until its instance restarts, as when it is corrected at a machine's start."""
+        """Set a clock wrong until its instance restarts, as if the machine corrected it at its start."""
         instance, by_s = self.rng.choice(self.instances), self.rng.choice((2, 5, 60, -2, -5))
         self._jump_by(instance, by_s)
         await time_now().sleep(self._while_s(3.0))
@@ -337,12 +337,12 @@ class World:
         self._jump_by(instance, -by_s)
 
     def jump_all(self, by_s: float) -> None:
-        """Let all wall clocks jump now."""
+        """Make all wall clocks jump now."""
         for each in self.instances:
             self._jump_by(each, by_s)
 
     def end_all(self) -> None:
-        """End all processes now, and start them again."""
+        """End all processes now, and restart them."""
         for each in self.instances:
             self._end_of(each, power=False)
 
@@ -430,8 +430,9 @@ NAMED: dict[str, Callable[..., Awaitable[None]]] = {
 }
 EVERYWHERE = ["kill", "kill", "power", "jump", "drift", "astray", "failing", "failing", "slow", "part"]
 AMONG_SEVERAL = [*EVERYWHERE, "lie", "lie", "freeze", "break", "part"]
-#: Workloads with their probability in a history; twice: two clients, each with that probability. Leaving out others
-#: makes room: a mistake that needs many requests of one kind is found by histories with little else.
+#: Workloads with their probability in a history; a workload that is listed twice has two clients, each with that
+#: probability. Leaving out others makes room: a mistake that needs many requests of one kind is found in histories with
+#: little else.
 CLIENTS = (
     ("plain", 0.4),
     ("producer", 0.3),
@@ -473,33 +474,33 @@ def plan_of(seed: int) -> Plan:
         every_s=max(rng.choice((0.1, 0.3)), length_s / 8),
         faults=faults,
     )
-    # Drawn last, so that seeds without it keep their plans.
+    # Drawn last, so that seeds without these workloads keep their plans.
     for later in ("moments", "ledger"):
         if rng.random() < 0.25:
             plan = replace(plan, clients=(*plan.clients, later))
     if rng.random() < 0.2:
         plan = replace(plan, clients=(*plan.clients, "jobs"))
     if instances > 1 and rng.random() < 0.2:
-        # A slow disk of the service makes it decide a transaction's requests together, which is what these clients
-        # provoke.
+        # With a slow disk, the service decides a transaction's requests together, which these clients provoke.
         plan = replace(plan, clients=(*plan.clients, "hasty", "hasty"), faults=[*plan.faults, "slow", "slow"])
-    # Not with "brief", whose judge derives message times from wall clocks: a full millisecond spills into the next one.
+    # Not with "brief", whose judge derives message times from wall clocks, since a full millisecond spills into the
+    # next one.
     plan = replace(plan, crowded=rng.random() < 0.15 and "brief" not in plan.clients)
     if instances == 1 and rng.random() < 0.15:
-        # A clock that went back lets the service count on from its last pointer, which a crash must not forget.
+        # After a clock went back, the service counts on from its last pointer, which must survive a crash.
         plan = replace(plan, clients=(*plan.clients, "idle"), faults=[*plan.faults, "jump", "kill", "kill"])
     return plan
 
 
 def _take_few(positions: PositionSequence, now_ms: int, count: int) -> list[Run]:
-    """Do as ``PositionSequence.take``, in a topic in which each millisecond begins almost full."""
+    """Do as ``PositionSequence.take``, in a topic whose milliseconds are almost full from the start."""
     if now_ms > positions.last_ts_ms:
         positions.advance_past(now_ms, SEQUENCES_PER_MS - 1 - FEW)
     return TAKE(positions, now_ms, count)
 
 
 def simulate(plan: Plan) -> Report:
-    """Run one history; a plan gives the same history on every machine (with one hash seed of Python)."""
+    """Run one history; a plan gives the same history on every machine, given the same hash seed of Python."""
     before = trio.to_thread.run_sync
     if plan.crowded:
         PositionSequence.take = _take_few  # type: ignore[method-assign]
@@ -519,7 +520,7 @@ def simulate(plan: Plan) -> Report:
 
 
 async def _run_here(work: Callable[..., T], *arguments: object, **_: object) -> T:
-    """Run work in the event loop: threads would run in real time."""
+    """Run work in the event loop, since threads would run in real time."""
     await trio.lowlevel.checkpoint()
     return work(*arguments)
 
@@ -556,7 +557,7 @@ async def _simulate(plan: Plan, story: list[str]) -> Report:
 
 
 def shrunk(plan: Plan, tries: int = 60) -> Report:
-    """Return the shortest bad history found by leaving parts out of a bad one."""
+    """Shrink a bad history's plan: return the shortest bad history found by leaving parts out."""
     best = simulate(plan)
     if best.is_good:
         return best

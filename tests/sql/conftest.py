@@ -44,7 +44,7 @@ def server() -> Iterator[Postgres]:
 def database(server: Postgres) -> Iterator[str]:
     """The URL of a database with empty tables and no prepared transactions.
 
-    A server that has ended by itself fails one test, but not the following ones.
+    A server that ended by itself fails one test, but not the following ones.
     """
     server.check()
     yield server.emptied("tests", Base.metadata)
@@ -61,7 +61,7 @@ def engine(database: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def look(database: str) -> Iterator[Callable[[], tuple[list[int], list[str]]]]:
-    """Return a function that reads, on another connection, committed ids and names of prepared transactions."""
+    """Return a function that reads committed ids and the names of prepared transactions on another connection."""
     engine = create_engine(database, pool_pre_ping=True)
 
     def looked() -> tuple[list[int], list[str]]:

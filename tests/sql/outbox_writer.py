@@ -2,8 +2,8 @@
 
     outbox_writer.py DATABASE_URL FIRST
 
-Each transaction has a row of ``orders`` and one or two messages that name it: ``17 0``. No other program uses FIRST and
-the ids after it. After each commit it prints the transaction's id, and the times (nanoseconds of the machine's
+Each transaction writes a row of ``orders``, and one or two messages with its id: ``17 0``. No other program uses FIRST
+and the ids after it. After each commit it prints the transaction's id, and the times (nanoseconds of the machine's
 monotonic clock) before the commit was called and after it returned.
 """
 
@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from plainsong.sql import Outbox
 
 THREADS = 3
-#: Pause between transactions of a thread: enough still overlap, and the check has fewer to read.
+#: Pause between a thread's transactions: enough of them still overlap, and the check has fewer to read.
 PAUSE_S = 0.01
 
 
@@ -49,7 +49,7 @@ def work(database: str, first: int, thread: int) -> None:
                 sys.stdout.write(f"{number} {called} {time.monotonic_ns()}\n")
                 sys.stdout.flush()
         except SQLAlchemyError:
-            continue  # the database was killed, or is starting
+            continue  # the database was killed or is starting
 
 
 def main(database: str, first: str) -> None:

@@ -24,27 +24,27 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from sqlalchemy import MetaData
 
-#: The first of these that exists runs the server if the tests run as root, which PostgreSQL refuses.
+#: The first of these users that exists runs the server if the tests run as root, which PostgreSQL refuses.
 UNPRIVILEGED = ("postgres", "nobody")
 MAX_PREPARED = 64
-#: What PostgreSQL logs if a start fails because its last processes have not released everything: the kernel frees the
-#: memory and sockets of a killed process after it has removed its working directory, and a reader of its files under
-#: /proc delays that further. Starting again is PostgreSQL's own advice.
+#: Messages that PostgreSQL logs if a start fails because its last processes have not released everything: the kernel
+#: frees a killed process's memory and sockets after it has removed the process's working directory, and a reader of its
+#: files under /proc delays that further. PostgreSQL itself advises starting again.
 IN_USE = ("is still in use", "Address already in use")
-#: Characters of the log that a failure shows at most.
+#: Maximum number of the log's characters in an error.
 MOST_LOG_CHARS = 4_000
 
 
 class NoServer(Exception):
-    """This machine has no PostgreSQL, or cannot run it; the text says what is missing."""
+    """This machine has no PostgreSQL, or cannot run it; the error's text says what is missing."""
 
 
 class ServerEnded(Exception):
-    """The server is not running, although no test stopped it, or cannot be started; the text has its log."""
+    """The server is not running, although no test stopped it, or cannot be started; the error's text has the log."""
 
 
 class Postgres:
-    """One server with its own data, with fsync, trusting every user of this machine.
+    """A server with its own data and with fsync, which trusts every user of this machine.
 
     Raises:
       NoServer: there is no server program, or it cannot run here.
@@ -71,9 +71,10 @@ class Postgres:
         return f"postgresql+psycopg://plainsong@127.0.0.1:{self.port}/{database}"
 
     def emptied(self, database: str, metadata: MetaData) -> str:
-        """Create a database if it is missing, with these tables, all empty; return its URL.
+        """Create a database if it is missing, with these tables, all of them empty; return its URL.
 
-        Tests share a database: creating one writes hundreds of files, which a killed server syncs when it starts again.
+        Tests share a database, because creating one writes hundreds of files, which a killed server syncs at its next
+        start.
         """
         if not self.runs:
             self.start()
@@ -104,10 +105,10 @@ class Postgres:
     # --- life cycle ----------------------------------------------------------------------------
 
     def start(self, max_prepared: int = MAX_PREPARED) -> Postgres:
-        """Spawn it, and wait until it has recovered and accepts connections.
+        """Start the server, and wait until it has recovered and accepts connections.
 
         Raises:
-          ServerEnded: it ended, or does not answer.
+          ServerEnded: the server ended, or does not answer.
         """
         assert not self.runs
         deadline_s = time.monotonic() + PATIENCE_S
@@ -150,9 +151,9 @@ class Postgres:
             )
 
     def kill(self) -> None:
-        """Kill the server and all its processes at once, like a machine that stops; does nothing the second time.
+        """Kill the server and all its processes at once, as if the machine stopped; do nothing the second time.
 
-        Its lock files are removed, as they are at boot: the pid in them may be another process's by the next start.
+        Also remove its lock files, as a boot does: the pid in them may be another process's by the next start.
         """
         if self._process is None:
             return
@@ -164,9 +165,9 @@ class Postgres:
             (self.home / lock).unlink(missing_ok=True)
 
     def _is_gone(self) -> bool:
-        """True if none of its processes is left. Kills the remaining ones.
+        """Return True if none of the server's processes is left. Kill the remaining ones.
 
-        A process that the server has just started, or whose server was killed by another test, has lost its parent. It
+        A process that the server has just started, or whose server another test has killed, has lost its parent. It
         ends by itself a little later, and until then no other server can start.
         """
         left = _working_in(self.home / "data")
@@ -176,7 +177,7 @@ class Postgres:
         return not left
 
     def stop(self) -> None:
-        """Shut it down cleanly, even with clients connected."""
+        """Shut down the server cleanly, even if clients are connected."""
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
         try:
@@ -186,13 +187,13 @@ class Postgres:
         self._process = None
 
     def restart(self) -> None:
-        """Kill it, and start it again."""
+        """Kill the server, and restart it."""
         self.kill()
         self.start()
 
     @contextmanager
     def without_prepared(self) -> Iterator[None]:
-        """Run it without prepared transactions during the block; it would not start if it had any."""
+        """Run the server without prepared transactions during the block; it would not start if it had any."""
         self.forget()
         self.stop()
         try:
@@ -204,7 +205,7 @@ class Postgres:
             self.start()
 
     def check(self) -> None:
-        """Start it if it is not running.
+        """Start the server if it is not running.
 
         Raises:
           ServerEnded: it had ended, and not by ``kill`` or ``stop``; it runs again.
@@ -218,29 +219,29 @@ class Postgres:
 
     @property
     def runs(self) -> bool:
-        """True if its process is running."""
+        """True if the server's process is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pids(self) -> list[int]:
-        """Pids of the server and its child processes."""
+        """The pids of the server and its child processes."""
         assert self._process is not None
         return [self._process.pid, *_children(self._process.pid)]
 
     def log(self) -> str:
-        """Return what it has logged since its latest start, at most the last ``MOST_LOG_CHARS``."""
+        """Return the server's log since its latest start, at most the last ``MOST_LOG_CHARS``."""
         text = (self.home / "log").read_bytes()[self._log_start :].decode(errors="replace")
         return text[-MOST_LOG_CHARS:]
 
     def remove(self) -> None:
-        """End it, and remove its files."""
+        """End the server, and remove its files."""
         if self.runs:
             self._quit()
         self.kill()
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _quit(self) -> None:
-        """Shut it down immediately: it removes its shared memory, which a killed server leaves to the next start."""
+        """Shut down immediately: the server then removes its shared memory, which a kill leaves to the next start."""
         assert self._process is not None
         self._process.send_signal(signal.SIGQUIT)
         with suppress(subprocess.TimeoutExpired):
@@ -265,7 +266,7 @@ class Postgres:
 
 
 def _programs() -> Path:
-    """Return the folder of the server's programs: on the path, or Debian's, newest first."""
+    """Return the folder of the server's programs: from the path, or Debian's newest."""
     on_path = shutil.which("postgres")
     if on_path is not None:
         return Path(on_path).parent
@@ -276,7 +277,7 @@ def _programs() -> Path:
 
 
 def _somebody() -> pwd.struct_passwd | None:
-    """Return the user to run it as; None for the current one."""
+    """Return the user as whom to run the server; None for the current user."""
     if os.getuid():
         return None
     for name in UNPRIVILEGED:
@@ -293,10 +294,10 @@ def _children(pid: int) -> list[int]:
 
 
 def _working_in(folder: Path) -> list[int]:
-    """Return the processes with this working directory: all of a server's have its data directory."""
+    """Return the processes with this working directory; all of a server's processes work in its data directory."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or belongs to another user
+        with suppress(OSError):  # the process has ended, or belongs to another user
             if (process / "cwd").readlink() == folder:
                 found.append(int(process.name))
     return found

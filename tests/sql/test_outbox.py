@@ -1,4 +1,4 @@
-"""The outbox in a session: messages share the fate of its rows, in commit order, on PostgreSQL and SQLite."""
+"""The outbox in a session: its messages are committed with its rows, in commit order, on PostgreSQL and SQLite."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MESSAGES, TOPICS = outbox_tables()
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    """An engine on a database with the table of orders, and an outbox."""
+    """An engine for a database with the table of orders, and an outbox."""
     if request.param == "postgresql":
         engine: Engine = create_engine(request.getfixturevalue("database"))
     else:

@@ -32,7 +32,7 @@ _namespaces = iter(range(1_000))
 
 @pytest.fixture
 def client(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Client]:
-    """A client with its own namespace, which the commands use, too."""
+    """A client with its own namespace, which the commands also use."""
     url, namespace = f"http://{daemon.address[0]}:{daemon.address[1]}", f"cli{next(_namespaces)}"
     assert "PLAINSONG_CONTEXT" not in clean_environ()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))

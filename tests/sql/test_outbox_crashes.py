@@ -1,4 +1,4 @@
-"""Each message once, in commit order: writer, relay, daemon and database killed at any moment."""
+"""Each message once, in commit order, although writer, relay, daemon and database are killed at any moment."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from tests.sql.conftest import Base
 from tests.sql.server import Postgres
 
 WRITER = Path(__file__).with_name("outbox_writer.py")
-#: Imported before forking: programs are killed and restarted constantly, and these are half of the work of a start.
+#: Imported before forking: programs are killed and restarted constantly, and these imports are half of a start's work.
 IMPORTS = ("sqlalchemy.orm", "psycopg", "plainsong.sql", "plainsong.cli.main")
 
 
 class Writer(NamedTuple):
     process: subprocess.Popen[bytes] | Forked
     said: Path
-    """The file of its output; an unread pipe would block it."""
+    """The file for its output, since an unread pipe would block it."""
 
 
 class Harness:
-    """Writers, a database, relays and a daemon; each is started again after it was killed."""
+    """Writers, a database, relays and a daemon; each is restarted after a kill."""
 
     def __init__(self, home: Path, server: Postgres | None, database: str) -> None:
         self.home = home
@@ -80,7 +80,7 @@ class Harness:
         return Writer(process, said)
 
     def kill(self, victim: str, writer: Writer) -> None:
-        """Kill the victim; of two relays the other continues."""
+        """Kill the victim; if it is a relay, the other relay continues."""
         if victim == "writer":
             writer.process.kill()
         elif victim == "relay":
@@ -155,7 +155,7 @@ def test_each_message_of_a_committed_row_is_published_once_in_the_order_of_commi
 
 
 def check_order(harness: Harness, messages: list[list[int]]) -> None:
-    """A transaction that committed before another's commit was called comes first; its messages keep their order."""
+    """Check that a transaction that committed before another's commit was called comes first; messages keep order."""
     latest_call = 0
     for number, _ in messages:
         if number in harness.times:
@@ -170,7 +170,7 @@ def check_order(harness: Harness, messages: list[list[int]]) -> None:
 
 def test_both_relays_end_on_request(harness: Harness):
     for relay in harness.relays:
-        # One that was started just now may not have installed its handler.
+        # A relay that has just been started may not have installed its handler yet.
         eventually("it hears of an end", lambda relay=relay: catches(relay.pid, signal.SIGTERM))
         relay.terminate()
     assert [relay.wait(PATIENCE_S) for relay in harness.relays] == [0, 0]

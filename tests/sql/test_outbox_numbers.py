@@ -1,4 +1,4 @@
-"""Numbers of the outbox: without gaps, in commit order, and assigned however late a commit becomes visible."""
+"""Numbers in the outbox: without gaps, in commit order, and assigned however late a commit becomes visible."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MESSAGES, TOPICS = TABLES
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    """An engine on a database with an outbox; on SQLite without the table of orders."""
+    """An engine for a database with an outbox; on SQLite without the table of orders."""
     url = request.getfixturevalue("database") if request.param == "postgresql" else f"sqlite:///{tmp_path}/shop.db"
     engine = create_engine(url, connect_args={"timeout": PATIENCE_S} if request.param == "sqlite" else {})
     create_outbox(engine)
@@ -55,7 +55,7 @@ def publish(engine: Engine, *payloads: bytes, topic: str = "orders") -> None:
 
 
 def begun_at(relay: Connection, topic: str = "orders", *, generation: int = 1) -> RelayRows:
-    """Return rows whose topic has a standing, as after the first opening."""
+    """Return rows in which the topic has a standing, as after the first opening."""
     rows = RelayRows(TABLES)
     rows.standing(relay, topic, "default")
     rows.reconcile(relay, topic, OpenedProducer(1, generation, -1), None)
@@ -131,7 +131,7 @@ def test_messages_not_known_to_be_sent_are_repeated_with_the_same_number(db: Eng
     rows = begun_at(relay)
     assert taken(rows, relay) == taken(rows, relay) == [(0, b"a"), (1, b"b")]
     publish(db, b"c")
-    assert taken(rows, relay) == [(0, b"a"), (1, b"b")]  # no new ones before these are finished
+    assert taken(rows, relay) == [(0, b"a"), (1, b"b")]  # no new messages before these are finished
 
 
 def test_a_relay_that_dies_between_its_statements_leaves_nothing_half_done(db: Engine):
@@ -165,7 +165,7 @@ def test_a_relay_that_dies_between_its_statements_leaves_nothing_half_done(db: E
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_message_is_skipped_or_numbered_twice_with_many_writers(db: Engine, seed: int):
-    """Writers pause between drawing an id and committing, and undo some transactions, while two relays run."""
+    """Writers pause between drawing an id and committing, and roll back some transactions, while two relays run."""
     writers, commits = (4, 25) if db.dialect.name == "postgresql" else (3, 8)  # SQLite's writers wait for each other
     is_over, committed = threading.Event(), [0] * writers
 
@@ -241,7 +241,7 @@ def test_two_relays_that_number_at_the_same_moment_wait_for_each_other(engine: E
     publish(engine, b"a")
     with engine.connect() as first, engine.connect() as second:
         begun_at(first)
-        first.execute(text("UPDATE plainsong_outbox_topics SET topic = topic"))  # lock the row, as in numbering
+        first.execute(text("UPDATE plainsong_outbox_topics SET topic = topic"))  # lock the row, as the numbering does
         second.execute(text("SET lock_timeout = 1"))
         second.commit()
         with pytest.raises(Exception, match="lock timeout"):
@@ -280,7 +280,7 @@ def test_an_outbox_does_not_change_its_namespace(relay: Connection):
         rows.standing(relay, "orders", "default")
 
 
-# --- answers of the daemon to repeated requests -------------------------------------------------------
+# --- the daemon's answers to repeated requests --------------------------------------------------------
 
 
 def test_messages_that_the_daemon_has_are_finished_and_others_are_sent(db: Engine, relay: Connection):
@@ -299,17 +299,17 @@ STANDING = Standing("default", "outbox-1", epoch=4, generation=1, next_number=10
 @pytest.mark.parametrize(
     ("opened", "before", "in_flight", "match"),
     [
-        (OpenedProducer(5, 1, 6), None, 3, None),  # none of them has arrived
+        (OpenedProducer(5, 1, 6), None, 3, None),  # none of the messages has arrived
         (OpenedProducer(5, 1, 8), None, 3, None),
         (OpenedProducer(5, 1, 9), None, 3, None),
         (OpenedProducer(5, 1, 10), None, 3, "from a backup"),
         (OpenedProducer(5, 1, 10), None, 0, "from a backup"),
         (OpenedProducer(1, 1, -1), None, 3, "knows less"),
         (OpenedProducer(1, 1, -1), None, 0, None),
-        (OpenedProducer(5, 1, 5), None, 3, "knows less"),  # the daemon's own data came from a backup
+        (OpenedProducer(5, 1, 5), None, 3, "knows less"),  # the daemon was restored from a backup
         (OpenedProducer(1, 2, -1), None, 3, "created again"),
         (OpenedProducer(1, 2, -1), None, 0, None),
-        (OpenedProducer(1, 2, -1), 7, 3, None),  # the old generation's producer is still known
+        (OpenedProducer(1, 2, -1), 7, 3, None),  # the daemon still has the old generation's producer
         (OpenedProducer(1, 2, -1), 10, 0, "from a backup"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The relay and a real daemon: each message once, in commit order, through failures, conflicts and restores."""
+"""The relay with a real daemon: each message once, in commit order, despite failures, conflicts and restores."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _namespaces = iter(range(1_000))
 
 @pytest.fixture
 def client(daemon: Daemon) -> Iterator[Client]:
-    """A client with a namespace of its own."""
+    """A client with its own namespace."""
     url = f"http://{daemon.address[0]}:{daemon.address[1]}"
     with Client(url, namespace=f"relay{next(_namespaces)}", deadline_s=10) as client:
         yield client
@@ -350,7 +350,7 @@ def test_run_continues_through_restarts_of_the_database(engine: Engine, client: 
         server.kill()
         eventually("it has noticed", lambda: ("", "outbox_unavailable") in told)
         server.start()
-        # On its own engine: disposing of the relay's would abandon a connection that the relay has just opened.
+        # Use a separate engine: disposing of the relay's would drop a connection that the relay has just opened.
         fresh = create_engine(engine.url)
         publish(fresh, b"2")
         fresh.dispose()
@@ -456,7 +456,7 @@ def test_a_database_from_a_backup_publishes_nothing_until_an_operator_decides(cl
     Relay(engine, client).once()
     engine.dispose()
     path.write_bytes(backup)
-    publish(engine, b"3")  # would get the number that 2 had, and be taken for a duplicate
+    publish(engine, b"3")  # would get the number that 2 had, and pass for a duplicate
     with pytest.raises(OutboxInDoubt, match="backup"):
         Relay(engine, client).once()
     Relay(engine, client).decide("orders", resend=True)

@@ -1,4 +1,4 @@
-"""The examples of docs/sql.md, run unchanged, one after the other, with a real daemon and a real PostgreSQL."""
+"""The examples of docs/sql.md, run unchanged and in order, with a real daemon and a real PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions in the database of their effects: reading them again, refusals, and no commit without a request."""
+"""Positions in the database of their effects: reading again, refusals, and no commit unless requested."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_1, AT_2, AT_3 = (pack_id(1_700_000_000_000 + number, 0) for number in (1, 2, 
 
 
 class Topics:
-    """A daemon that has only the generations of topics."""
+    """A daemon reduced to the generations of topics."""
 
     namespace = "shop"
 

@@ -1,4 +1,4 @@
-"""The PostgreSQL server of the tests: its failures are reported once, with its log, and do not last."""
+"""The PostgreSQL server of the tests: a failure is reported once, with the server's log, and affects no later test."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_start_that_fails_shows_the_log_and_the_next_one_succeeds(running: Pos
         running.start(max_prepared=0)
     assert not running.runs
     running.start()
-    with running.without_prepared():  # it rolls back prepared transactions, which would prevent that start
+    with running.without_prepared():  # rolls back prepared transactions, which would prevent that start
         pass
 
 

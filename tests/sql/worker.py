@@ -2,9 +2,9 @@
 
     worker.py DAEMON_URL DATABASE_URL
 
-It reads lines ``NUMBERS POINT VICTIM``: NUMBERS is ``17`` or ``100-`` (until it is killed), POINT one of ``POINTS`` or
-``-``, VICTIM the pids to kill, with commas, ``self`` or ``-``. It prints the outcome of each transaction:
-``17 committed``, or the error's name.
+It reads lines ``NUMBERS POINT VICTIM``: NUMBERS is ``17`` or ``100-`` (until it is killed), POINT is one of ``POINTS``
+or ``-``, and VICTIM is the pids to kill, separated by commas, ``self`` or ``-``. It prints the outcome of each
+transaction: ``17 committed``, or the error's name.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from plainsong import Client, PlainsongError
 from plainsong._sync.transaction import TransactionContext
 from plainsong.sql import SqlParticipant
 
-#: The steps of a transaction, between which databases and daemon change.
+#: The steps of a transaction; databases and daemon change between them.
 POINTS = ("begun", "worked", "prepared", "published", "committed", "finished")
-#: An undecided transaction times out soon, but not before a machine that stalls has reached the step.
+#: Short, since undecided transactions must time out; long enough for a stalled machine to reach the step.
 TIMEOUT_S = 8
 DEADLINE_S = 5
 
 
 class Knife:
-    """A participant that strikes when one of its steps is called."""
+    """A participant that kills when one of its steps is called."""
 
     name = "knife"
 
@@ -69,11 +69,11 @@ class Order:
 
 
 def strike(point: str) -> None:
-    """Kill the victims if this is the step."""
+    """Kill the victims if this is their step."""
     if point == Order.point:
         Order.point = "-"
         for pid in Order.victims:
-            with suppress(ProcessLookupError):  # processes of a database end by themselves when the first has died
+            with suppress(ProcessLookupError):  # a database's processes end by themselves when the first has died
                 os.kill(pid, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Rewrites the contracts' assertions, as pytest does for test files."""
+"""Has pytest rewrite the contracts' assertions as in test files."""
 
 import pytest
 

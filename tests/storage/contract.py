@@ -1,8 +1,8 @@
 """The contract of every store: each promise of ``storage/base.py`` as a test.
 
 A store's test file subclasses ``StoreContract`` and defines how to open the store and how to break it. The contract
-asks only what the weakest store can honour: rows are atomic individually, and after a failed write its outcome is
-unknown. Stronger promises of a store are tested in its own test file.
+requires only what the weakest store can guarantee: each row is atomic, and the outcome of a failed write is unknown. A
+store's own test file covers its stronger promises.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MESSAGE, METADATA, PAYLOAD = Table.MESSAGE, Table.METADATA, Table.PAYLOAD
 
 
 def numbered(count: int, prefix: bytes = b"k", value: bytes = b"v") -> Put:
-    """Rows with keys of ``prefix`` and a four-byte number."""
+    """Return rows whose keys are ``prefix`` and a four-byte number."""
     return Put(MESSAGE, prefix, [i.to_bytes(4, "big") for i in range(count)], [value] * count)
 
 
@@ -62,7 +62,7 @@ class StoreContract:
     """Subclasses define the fixture ``store`` and ``break_next_write``."""
 
     def break_next_write(self, store: Store) -> None:
-        """Let the next write fail with unknown outcome."""
+        """Make the next write fail with an unknown outcome."""
         raise NotImplementedError
 
     # --- rows and their order ---
@@ -385,7 +385,7 @@ class StoreContract:
         self, store: Store
     ) -> None:
         if store.topics_number is None:
-            return  # other processes write to it, too
+            return  # other processes also write to it
         claim, row, system = await store.claim(NAME), metadata_key(NAME), system_key(READER, NAME, 1, b"r")
         numbers = [store.topics_number]
         for commit in (
@@ -408,7 +408,7 @@ class StoreContract:
 
     async def test_after_a_failed_write_it_is_unknown_whether_the_row_of_a_topic_changed(self, store: Store) -> None:
         if store.topics_number is None:
-            return  # other processes write to it, too
+            return  # other processes also write to it
         claim = await store.claim(NAME)
         self.break_next_write(store)
         with pytest.raises(StoreError):
@@ -498,7 +498,7 @@ class StoreContract:
         with pytest.raises(StoreError, match="ended"):
             await everything(view)
 
-    # --- failing and coming back ---
+    # --- failing and recovering ---
 
     async def test_after_a_failed_write_nothing_is_written_until_the_topic_is_claimed_again(self, store: Store) -> None:
         claim = await store.claim(NAME)
@@ -532,7 +532,7 @@ class StoreContract:
     async def test_a_claim_names_its_topic(self, store: Store) -> None:
         assert (await store.claim(OTHER)).name == OTHER
 
-    # --- leaving ---
+    # --- closing ---
 
     async def test_closing_twice_is_harmless_and_a_closed_store_refuses_everything(self, store: Store) -> None:
         claim = await store.claim(NAME)

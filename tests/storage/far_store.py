@@ -1,4 +1,4 @@
-"""A store shared by several instances, with slow answers."""
+"""A store that several instances share, with slow answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LiveView:
 
 
 class FarStore(SharedMemoryStore):
-    """Records how long its readers have waited."""
+    """Records the time for which readers have waited."""
 
     def __init__(self) -> None:
         super().__init__(SharedMemory())
@@ -57,13 +57,13 @@ class FarStore(SharedMemoryStore):
         await super().scan(*args, **more)
 
     async def pin(self, max_s):
-        """See ``Store.pin``: like HBase's, the view is of no single moment."""
+        """See ``Store.pin``: like HBase's, the view is not of a single moment."""
         await trio.lowlevel.checkpoint()
         return LiveView(self.get, self.scan)
 
 
 async def fill(store, topics):
-    """Create topics with a message each."""
+    """Create topics with one message each."""
     names = [TopicName("shop", f"topic-{number:05d}") for number in range(topics)]
     metadata = Metadata(1, TopicProperties(), 1, 1).encode()
     commit = [put_one(Table.METADATA, metadata_key(name), metadata) for name in names]

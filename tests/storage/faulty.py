@@ -5,7 +5,7 @@
     store.stall("write")                     writes stop before they do anything, until release("write")
     store.crash(keep_rows=3)                 a power cut: three rows of the writes in progress survive
 
-Tests of the layers above use it, too. ``crash`` and torn commits need a MemoryStore.
+Tests of the layers above also use it. ``crash`` and torn commits need a MemoryStore.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Fault:
     """One call that fails."""
 
     after: int
-    """Calls that succeed first."""
+    """Number of calls that succeed first."""
     applied: bool | int
-    """True if the call takes effect before it fails; a number: that many rows of it."""
+    """True if the call takes effect before it fails; if a number, that many rows of it do."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _Gate:
 
 
 class Faults:
-    """The faults of one store. Set synchronously, so that a hypothesis machine can set them between its steps."""
+    """The faults of one store. Set without await, so that a hypothesis machine can do so between steps."""
 
     def __init__(self) -> None:
         #: Number of calls of each operation.
@@ -58,12 +58,13 @@ class Faults:
         self._gates: dict[Op, _Gate] = {}
 
     def fail_next(self, op: Op, *, applied: bool | int = False, after: int = 0) -> None:
-        """Make a call of ``op`` raise StoreError. After a write or discard, the store must be claimed again as well.
+        """Make a call of ``op`` raise StoreError. After a failed write or discard, the store must also be claimed
+        again.
 
         Args:
           op: the operation.
-          applied: True if the call takes effect before it fails; a number: that many rows of it.
-          after: calls of ``op`` that succeed first.
+          applied: True if the call takes effect before it fails; if a number, that many rows of it do.
+          after: the number of calls of ``op`` that succeed first.
         """
         self._faults[op].append(Fault(after, applied))
 
@@ -72,7 +73,7 @@ class Faults:
         self._faults.clear()
 
     def stall(self, op: Op) -> None:
-        """Block calls of ``op``, before they do anything, until ``release``."""
+        """Block calls of ``op`` before they take effect, until ``release``."""
         self._gates.setdefault(op, _Gate())
 
     async def stalled(self, op: Op) -> None:
@@ -113,7 +114,7 @@ class Faults:
 
 
 class FaultyStore(Faults, SpawnsWrites):
-    """``storage.base.Store`` around another store, with the faults of this module and power cuts on demand."""
+    """A ``storage.base.Store`` around another store, with this module's faults and power cuts on demand."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__()
@@ -134,8 +135,8 @@ class FaultyStore(Faults, SpawnsWrites):
 
         Args:
           keep_rows: number of rows of the writes in progress that reached the disk, in order.
-          keep_discards: number of rows removed by ``discard`` since the last completed write that stay removed. The
-            disk keeps the order: if rows of a later write survive, all of them stay removed.
+          keep_discards: of the rows removed by ``discard`` since the last completed write, the number that stay
+            removed. The disk keeps the order: if rows of a later write survive, all of them stay removed.
         Raises:
           TypeError: the inner store is not a MemoryStore.
         """
@@ -179,7 +180,7 @@ class FaultyStore(Faults, SpawnsWrites):
                 if fault is not None:
                     self._tear(commit, fault)
                 if isinstance(self.inner, MemoryStore):
-                    # No checkpoint from here on: a crash is either before the commit or after it.
+                    # There is no checkpoint from here on, so a crash comes either before the commit or after it.
                     self.inner.compare(expect)
                     self.inner.apply(commit)
                 else:
@@ -242,7 +243,7 @@ class FaultyStore(Faults, SpawnsWrites):
         first_chunk: int = 64,
         values: bool = True,
     ) -> None:
-        """See ``Store.scan``. A fault with ``applied`` lets that many rows through; with True, all of them."""
+        """See ``Store.scan``. A fault with ``applied`` lets that number of rows through; with True, all of them."""
         fault = await self._begin("scan")
         left = -1 if fault is None or fault.applied is True else int(fault.applied)
 
@@ -298,12 +299,12 @@ class FaultyStore(Faults, SpawnsWrites):
         if keep != 0:
             self._apply_rows(commit, keep)
             if any(not isinstance(operation, Delete) for operation in commit):
-                # The rows reached the disk after the discards before them.
+                # The discards before these rows reached the disk first.
                 self._unsynced.clear()
         raise _failed("write")
 
     def _apply_rows(self, commit: Sequence[Operation], count: int | None) -> None:
-        """Apply the first ``count`` rows of a commit one by one, because a rollback depends on the rows before it."""
+        """Apply the first ``count`` rows of a commit one by one, because a rollback acts on the rows before it."""
         memory = self._memory()
         for row in islice(_single_rows(memory, commit), count):
             memory.apply([row])

@@ -1,4 +1,4 @@
-"""A page that is fed with lists of rows of given lengths."""
+"""A page that gets its rows in lists of given lengths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from plainsong.protocol.topic.reading import Paging
 
 
 def page_in_lists(rows, lists, span, limit, max_bytes):
-    """Feed lists of these lengths and then the rest; return the page's content, and whether it wants more."""
+    """Feed lists of these lengths and then the rest; return the page's content, and True if it wants more rows."""
     paging, at, goes_on = Paging(span, limit, max_bytes), 0, True
     for size in (*lists, len(rows)):
         goes_on = goes_on and paging.feed_rows(rows[at : at + size])

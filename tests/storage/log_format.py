@@ -1,4 +1,4 @@
-"""LevelDB's log in Python: a writer, and a reader that behaves like LevelDB's with strict checks.
+"""LevelDB's log in Python: a writer, and a reader that behaves like LevelDB's own with strict checks.
 
 The reader follows ``db/log_reader.cc`` of LevelDB 1.22 line by line, so that thousands of images can be read without
 opening a database for each. ``test_torn_end.py`` compares it with LevelDB itself.
@@ -26,7 +26,7 @@ _TABLE = _table()
 
 
 def masked_crc(data: bytes) -> int:
-    """Return the checksum of a record's kind and bytes as stored in its header."""
+    """Return the checksum of a record's kind and bytes, as stored in its header."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -54,7 +54,7 @@ def read(log: bytes, known: int = 0) -> list[bytes]:
     """Return all complete records. Raises Refused where LevelDB reports corruption.
 
     Args:
-      known: up to here the log is known to be good: checksums are not verified.
+      known: the length of the log's beginning that is known to be good, where checksums are not verified.
     """
     records: list[bytes] = []
     parts: list[bytes] | None = None

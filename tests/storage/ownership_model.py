@@ -1,13 +1,14 @@
 """A model of the HBase store's protocol, small enough to explore every order of events.
 
-There are one topic, and one client with three consecutive requests, repeated to any owner if there is no answer: either
-three publishes, or two stores under a write pointer and the publish of both. Owners follow one another, while earlier
-ones continue as if nothing had happened, or die at any step. A put may take any time: it may land late, after its
-owner's death, or never. Owners' clocks may differ, so that two use one row key. A reader polls any owner, including
-deposed ones. The client stays within an owner's deduplication window. Acknowledged requests must be there, once and in
-order, and what was read must not change. Epochs are allocated in blocks: a claim may get any unused one.
+There is one topic, and one client with three consecutive requests, which it repeats to any owner if there is no answer:
+either three publishes, or two stores under a write pointer and the publish of both. Owners succeed one another, while
+earlier ones continue as if nothing had happened, or die at any step. A put may take any time: it may land late, after
+its owner's death, or never. Owners' clocks may differ, so that two owners use the same row key. A reader polls any
+owner, including replaced ones. The client stays within an owner's deduplication window. Acknowledged requests must be
+there, once and in order, and messages that were read must not change. Epochs are allocated in blocks: a claim may get
+any unused one.
 
-``Rules`` are the ingredients; each can be left out, to show why it is needed.
+``Rules`` lists the parts of the protocol; each can be left out, to show why it is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Model:
     """Every reachable state."""
 
     def __init__(self, rules: Rules, *, stores: bool, owners: int, requests: int = 3, said: bool = False) -> None:
-        """``said``: metadata exists as far as the first owner knows; else its existence is unknown."""
+        """``said``: True if the first owner has seen that metadata exists; otherwise its existence is unknown to it."""
         self.said = said
         self.rules = rules
         self.stores = stores
@@ -36,7 +37,7 @@ class Model:
         """Return the number of states, and the violation in the first bad state, if any.
 
         Args:
-          deep: explore depth-first; else breadth-first, which finds the shortest violation.
+          deep: explore depth-first; otherwise breadth-first, which finds the shortest violation.
         """
         start = State(said=self.said)
         seen = {start}
@@ -54,7 +55,7 @@ class Model:
         return len(seen), None
 
     def without_failed(self, state: State) -> State:
-        """Drop puts that no owner waits for and that can no longer succeed: removed content never reappears."""
+        """Drop puts that no owner waits for and that can no longer succeed, since removed content never reappears."""
         awaited = {flight for owner in state.owners for flight in owner.waits}
         rows = {(table, key) for table, key, _ in state.rows}
         vain = {
@@ -67,10 +68,10 @@ class Model:
         }
         return state._replace(flights=state.flights - vain) if vain else state
 
-    # --- what must hold ---
+    # --- invariants ---
 
     def log(self, state: State, head: Head, until: int = 1 << 30) -> list[tuple[int, int]]:
-        """Return position and number of the messages that a reader with this head sees."""
+        """Return positions and numbers of the messages that a reader with this head sees."""
         found: list[tuple[int, int]] = []
         for table, key, row in sorted(state.rows):
             if table != MESSAGES or key > until or (self.rules.filtered and not head.counts(row.stamp)):
@@ -100,7 +101,7 @@ class Model:
             return "what was read has changed"
         return None
 
-    # --- what may happen ---
+    # --- events ---
 
     def following(self, state: State) -> Iterator[State]:
         if state.claims < self.owners:
@@ -132,7 +133,7 @@ class Model:
 
     @staticmethod
     def without(state: State, at: int) -> State:
-        """Let the owner die; its puts in flight remain."""
+        """Make the owner die; its puts in flight remain."""
         asked = 0 if state.asked == state.owners[at].number else state.asked
         return state._replace(owners=state.owners[:at] + state.owners[at + 1 :], asked=asked)
 
@@ -156,20 +157,20 @@ class Model:
         return known if cell is None else known._replace(done=cell.done, first=cell.first, last=cell.last)
 
     def load_rows(self, state: State, owner: Owner) -> Owner:
-        """Load messages after those covered by the metadata; stored ones are recorded in the metadata alone."""
+        """Load the messages after those that the metadata covers; stored ones are recorded only in the metadata."""
         log = [] if self.stores else [each for each in self.log(state, owner.head) if each[0] > owner.last]
         done = max([owner.done, *(number + 1 for _, number in log)])
         return owner._replace(phase="idle", done=done, last=max([owner.last, *(key for key, _ in log)]))
 
     def polled(self, state: State, owner: Owner) -> Iterator[State]:
-        """Continue reading from the reader's position up to the owner's known end."""
+        """Continue from the reader's position up to the last row that the owner has seen."""
         until = owner.last if not self.stores else 1 << 30
         news = [each for each in self.log(state, owner.head, until) if each[0] > state.position]
         if news:
             yield state._replace(position=news[-1][0], read=(*state.read, *(number for _, number in news)))
 
     def ask(self, state: State, at: int) -> State:
-        """Let the client send its next request, for the first time or again."""
+        """Make the client send its next request, for the first time or again."""
         owner, request = state.owners[at], state.told
         if owner.done > request:
             return state._replace(told=request + 1, asked=0)
@@ -179,7 +180,7 @@ class Model:
         return state._replace(flights=state.flights | puts, asked=owner.number)
 
     def puts(self, owner: Owner, request: int) -> Iterator[Flight]:
-        """Yield the puts of a request's commit; the clocks of the first and third owner are ahead."""
+        """Yield the puts of a request's commit; the first and third owners' clocks are ahead."""
         epoch = owner.head.last[0]
         stamp = (epoch, owner.head.last[1] + 1)
         position = owner.last + 1 + owner.number % 2
@@ -223,7 +224,7 @@ class Model:
         return self.answered(state, flight)
 
     def refused(self, state: State, flight: Flight, found: Row | Cell | None) -> State:
-        """A put found something else: replace it if no reader will ever see it; otherwise another owner is at work."""
+        """A put found other content: replace it if no reader will ever see it; otherwise there is another owner."""
         for at, owner in enumerate(state.owners):
             if flight in owner.waits:
                 replaceable = found is None or self.replaceable(owner, flight, found)
@@ -242,7 +243,7 @@ class Model:
         return found.stamp[0] < owner.head.last[0] and not owner.head.counts(found.stamp)
 
     def answered(self, state: State, flight: Flight) -> State:
-        """A put has succeeded; after the last one the owner moves the head."""
+        """A put succeeded; after the last one the owner moves the head."""
         for at, owner in enumerate(state.owners):
             if flight in owner.waits:
                 waits = owner.waits - {flight}
@@ -271,7 +272,7 @@ class Model:
         return state
 
     def settled(self, state: State, owner: Owner, flight: Flight) -> Owner:
-        """The commit has taken place: update the owner's knowledge with its own rows."""
+        """The commit took place: add its rows to the owner's state."""
         head: Head = flight.after  # type: ignore[assignment]  # the flight is the head's
         mine = [key for _, key, row in state.rows if row.stamp == head.last and (row.what[0] >= 0)]
         last = max([owner.last, *mine])

@@ -5,39 +5,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: The commit that wrote something: epoch and serial.
+#: Identifies the commit that wrote something: epoch and serial.
 Stamp = tuple[int, int]
 MESSAGES, PAYLOADS = "messages", "payloads"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Ingredients of the protocol."""
+    """The parts of the protocol."""
 
     put_if_absent: bool = True
-    """Rows are put if absent; else unconditionally."""
+    """If true, rows are put only if absent; otherwise unconditionally."""
     only_void_replaced: bool = True
-    """An existing row is replaced only if it will never count; else always."""
+    """If true, an existing row is replaced only if it will never count; otherwise always."""
     verified: bool = True
-    """A request is answered when the head has moved; else when the rows are written."""
+    """If true, a request is answered when the head has moved; otherwise when the rows are written."""
     compared: bool = True
-    """The head is compared and set; else put."""
+    """If true, the head is compared and set; otherwise put."""
     filtered: bool = True
-    """Message rows count as the head determines; else all do."""
+    """If true, the head determines which message rows count; otherwise all do."""
     payloads_filtered: bool = True
-    """Payload rows count as the head determines; else all do."""
+    """If true, the head determines which payload rows count; otherwise all do."""
     two_cells: bool = True
-    """Metadata has two cells, one of which counts as the head determines; else one, which always counts."""
+    """If true, metadata has two cells, and the head determines which one counts; otherwise one, which always counts."""
     later_respected: bool = True
-    """An owner that finds a later owner's metadata knows that it was replaced; else it continues."""
+    """If true, an owner that finds a later owner's metadata takes itself to be replaced; otherwise it continues."""
     fences_kept: bool = True
-    """Fences dropped from the head at a claim are kept; else only the last owner's commits are known."""
+    """If true, fences that a claim drops from the head are kept; otherwise only the last owner's commits are known."""
     new_epoch: bool = True
-    """A reopened topic gets a new epoch; else its old one."""
+    """If true, a reopened topic gets a new epoch; otherwise its old one."""
     epoch_above: bool = True
-    """An instance uses an allocated epoch only if it is above the head's; else any that remains."""
+    """If true, an instance uses only allocated epochs above the head's; otherwise any that remains."""
     kind_said: bool = True
-    """The existence of metadata is recorded next to the head before its commit; else some time later."""
+    """If true, the existence of metadata is recorded next to the head before its commit; otherwise some time later."""
 
 
 class Head(NamedTuple):
@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
     stamp: Stamp
     what: tuple[int, ...]
-    """A message's number; for a reference (-1, first, last): the payload rows it publishes."""
+    """A message's number; for a reference ``(-1, first, last)``, the payload rows that it publishes."""
 
 
 class Cell(NamedTuple):
@@ -83,7 +83,7 @@ class Flight(NamedTuple):
 
 
 def order(flight: Flight) -> tuple[object, ...]:
-    """Return a sort key for puts: the order of a set differs between runs."""
+    """Return a sort key for puts, because the order of a set differs between runs."""
     return flight.epoch, flight.table, flight.key, flight.after[0]  # type: ignore[index]  # a row, a cell or a head
 
 
@@ -97,11 +97,11 @@ class Owner(NamedTuple):
     done: int = 0
     first: int = 0
     last: int = 0
-    """Position of the last row it knows."""
+    """Position of the last row that it has seen."""
     cells: tuple[Cell | None, Cell | None] = (None, None)
     waits: frozenset[Flight] = frozenset()
     said: bool = False
-    """True if it knows that the existence of metadata is recorded."""
+    """True if it has seen that the existence of metadata is recorded."""
 
 
 class State(NamedTuple):
@@ -116,11 +116,11 @@ class State(NamedTuple):
     """True if the existence of metadata is recorded next to the head."""
     claims: int = 0
     given: frozenset[int] = frozenset()
-    """Epochs that were used."""
+    """Used epochs."""
     told: int = 0
-    """Requests that the client knows are done."""
+    """Requests that were acknowledged to the client."""
     asked: int = 0
-    """Number of the owner it waits for; 0: none."""
+    """Number of the owner that the client waits for; 0: none."""
     position: int = 0
     read: tuple[int, ...] = ()
-    """The reader's position, and the messages it has read."""
+    """The reader's position, and the messages that it has read."""

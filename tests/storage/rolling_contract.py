@@ -1,4 +1,4 @@
-"""The contract of every store about rollbacks, run by each store's test file like ``contract.py``."""
+"""The contract of every store for rollbacks; each store's test file runs it like ``contract.py``."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def under(pointer: int | None, payload: bytes = b"m", **fields: object) -> bytes
 
 
 def run_of(pointer: int | None, start: int, count: int, prefix: bytes = b"k", payload: bytes = b"m") -> Put:
-    """``count`` rows under one pointer."""
+    """Return ``count`` rows under one pointer."""
     keys = [number.to_bytes(4, "big") for number in range(start, start + count)]
     return Put(MESSAGE, prefix, keys, [under(pointer, payload)] * count)
 
 
 def all_of(pointer: int = POINTER, start: bytes = b"k", stop: bytes = b"l") -> RollBack:
-    """A rollback of all rows that start with k."""
+    """Return a rollback of all rows whose keys start with k."""
     return RollBack(start, stop, pointer)
 
 
 async def signs(store: Store) -> list[int | None]:
-    """Return the pointers of all message rows, each row decoded completely."""
+    """Decode all message rows completely, and return their pointers."""
     return [decode_row(value).pointer for _, value in await everything(store)]
 
 
@@ -39,7 +39,7 @@ class RollingContract:
     """Subclasses define the fixture ``store``, and ``break_next_write`` as in ``StoreContract``."""
 
     def break_next_write(self, store: Store) -> None:
-        """Let the next write fail with unknown outcome."""
+        """Make the next write fail with an unknown outcome."""
         raise NotImplementedError
 
     async def test_a_rollback_flips_exactly_the_rows_of_its_own_pointer(self, store: Store) -> None:

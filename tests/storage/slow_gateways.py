@@ -1,4 +1,4 @@
-"""Slow Thrift gateways with a jumping clock, for tests of the pool and of scans."""
+"""Slow Thrift gateways with a clock that jumps, for tests of the pool and of scans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMN = b"d:v"
 
 
 class Gateways:
-    """Replaces ``Gateway`` when connecting; ``answer(address, name, args)`` makes a call's result, after any delay."""
+    """Makes connections in place of ``Gateway``; ``answer(address, name, args)`` returns a result after any delay."""
 
     def __init__(self, answer: Callable[[Address, str, tuple[Any, ...]], Awaitable[object]]) -> None:
         self.answer = answer
@@ -29,7 +29,7 @@ class Gateways:
         self.under_way = 0
 
     def pool(self, patched: pytest.MonkeyPatch, *, size: int = 4, timeout_s: float = 30.0, gateways: int = 1) -> Pool:
-        """Return a pool of connections to ``gateways`` of them."""
+        """Return a pool of connections to a number of ``gateways``."""
         patched.setattr("storage.hbase.pool.Gateway", self)
         return Pool([(f"gateway{number}", 9090) for number in range(gateways)], size=size, timeout_s=timeout_s)
 
@@ -64,7 +64,7 @@ class Connection:
 
 
 class Rows:
-    """A table; responses take time in proportion to their bytes, and have a maximum size."""
+    """A table; responses have a maximum size, and take time in proportion to their size."""
 
     def __init__(self, sizes: Sequence[int], *, bytes_a_second: float = 1e9, max_bytes: int = 1 << 40) -> None:
         cells = {size: SimpleNamespace(value=bytes(size), timestamp=1) for size in set(sizes)}
@@ -74,7 +74,7 @@ class Rows:
         self._bytes_a_second, self._max_bytes = bytes_a_second, max_bytes
         self._scanners: list[list[Any]] = []
         self.asked: list[int] = []
-        """Rows requested by each call."""
+        """Number of rows that each call requested."""
 
     @property
     def keys(self) -> list[bytes]:
@@ -82,7 +82,7 @@ class Rows:
         return [row.row for row in self._rows]
 
     async def answer(self, _: Address, name: str, args: tuple[Any, ...]) -> object:
-        """Answer like a gateway."""
+        """Answer a call like a gateway."""
         if name == "scannerOpenWithScan":
             await trio.sleep(0.01)
             self._scanners.append(self._within(args[1]))

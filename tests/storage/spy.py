@@ -1,4 +1,4 @@
-"""Intercepts batches between our code and plyvel, to record them, hold them up, or let them fail."""
+"""Intercepts batches between our code and plyvel, to record them, delay them, or make them fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage.leveldb import LevelDBStore
 
 
 class Spy:
-    """Wraps the newest volume's database and records its batches; can let the next one fail."""
+    """Wraps the newest volume's database and records its batches; it can make the next one fail."""
 
     def __init__(self, store: LevelDBStore) -> None:
         self.batches: list[dict[str, bool]] = []
@@ -31,7 +31,7 @@ class Spy:
         return self._real.write_batch(**options)
 
     async def entered(self) -> None:
-        """Wait until the commit thread is at a batch."""
+        """Wait until the commit thread has reached a batch."""
         await trio.to_thread.run_sync(self._entered.wait)
 
     def __getattr__(self, name: str) -> object:

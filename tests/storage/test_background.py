@@ -1,4 +1,4 @@
-"""LevelDB's own thread runs with a lower priority than the others."""
+"""LevelDB's own thread runs at a lower priority than the others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_thread_of_leveldb_yields_to_all_others_of_a_process_that_has_opened
 
 
 def told(*of_others):
-    """Return a function that lists thread ids as the kernel would at each call: Python's own threads, and these."""
+    """Return a function that lists thread ids as the kernel would at each call: Python's threads, and given ones."""
     looks = iter(of_others)
     return lambda: {each.native_id for each in threading.enumerate()} | set(next(looks))
 
@@ -58,7 +58,7 @@ def test_a_short_lived_thread_is_left_alone():
     assert lowered == []
     thread.find(nothing)
     assert lowered == [72]
-    thread.find(nothing)  # it is known by now, so it is not searched for again
+    thread.find(nothing)  # the thread was found before, so it is not searched for again
     assert lowered == [72]
 
 

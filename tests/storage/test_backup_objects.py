@@ -1,4 +1,4 @@
-"""Objects of a backup: windows of keys independent of earlier backups, and bytes in which every flip is detected."""
+"""A backup's objects: windows of keys do not depend on earlier backups, and every flipped bit is detected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rows_at(positions, size=20):
 
 
 def rows_of_all_sizes(at):
-    """Every fifth row is larger than a window."""
+    """Return rows of which every fifth is larger than a window."""
     return [(key, value + bytes(SMALL * (int.from_bytes(key[-10:], "big") % 5 == 0))) for key, value in rows_at(at)]
 
 

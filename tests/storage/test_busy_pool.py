@@ -15,7 +15,7 @@ from tests.storage.slow_gateways import Gateways, Rows
 
 CALL_S = 0.3
 TIMEOUT_S = 30.0
-#: Long enough for starvation to have collapsed the throughput.
+#: Long enough that starvation would collapse the throughput.
 MINUTES = 5
 
 
@@ -47,7 +47,7 @@ async def slowly(*_: object) -> bool:
     return True
 
 
-# A connection answers a hundred calls within a call's time limit, and 33 within that of an attempt with three gateways.
+# A connection answers 100 calls within a call's time limit, and 33 within that of one attempt with three gateways.
 @pytest.mark.parametrize(("gateways", "callers"), [(1, 250), (3, 120), (3, 250)])
 async def test_overloaded_calls_are_answered_up_to_the_capacity_of_the_connections(
     autojump_clock, monkeypatch, gateways, callers
@@ -73,7 +73,7 @@ async def test_overloaded_scans_are_answered_up_to_the_capacity_of_the_connectio
     pool = made.pool(monkeypatch, size=2, gateways=gateways)
     ask = partial(first_rows, pool, ScanRange(b"t", b"", b""), 16, timeout_s=TIMEOUT_S)
     answered = await answered_in_the_last_minute(ask, callers)
-    a_scan_s = 2 * (CALL_S + 0.01)  # opening it, and one page
+    a_scan_s = 2 * (CALL_S + 0.01)  # opening the scan, and one page
     assert answered >= 0.9 * 60 / a_scan_s  # one of the two connections is reserved for row calls
     assert len(made.opened) <= 2
 
@@ -119,7 +119,7 @@ async def test_a_scan_waits_for_both_bounds_no_longer_than_for_one(autojump_cloc
         with pytest.raises(NoConnectionFree):
             await first_rows(pool, ScanRange(b"t", b"", b""), 1, timeout_s=TIMEOUT_S)
         assert trio.current_time() - begun_s == pytest.approx(TIMEOUT_S)
-        # It has left both queues: the next scan begins as soon as a connection is free.
+        # The cancelled scan has left both queues: the next scan begins as soon as a connection is free.
         nursery.cancel_scope.cancel()
     async with pool.place_to_scan(1):
         pass

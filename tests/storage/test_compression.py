@@ -1,4 +1,4 @@
-"""LevelDB compresses each block of a table that gets smaller by it, and reads blocks of either kind."""
+"""LevelDB compresses each block of a table that shrinks, and reads both kinds of blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.storage.tiny_volumes import TINY, fill, key
 
 
 def table_bytes(path: Path, value: bytes) -> int:
-    """Return the size of the tables of a volume with a thousand such messages."""
+    """Return the total size of a volume's tables with a thousand messages of this value."""
     database = Database(path, LevelDBOptions().volume_shape(), create=True)
     with database.batch(sync=False) as batch:
         for number in range(1000):
@@ -33,7 +33,7 @@ def test_a_block_is_compressed_if_that_makes_it_smaller(tmp_path):
 
 
 def uncompressed(volumes: Path) -> None:
-    """Leave a stopped store as one of an earlier version that compressed none of its volumes."""
+    """Leave a stopped store as an earlier version would, with no volume compressed."""
     path = volumes / "LIST"
     listed = [{**each, "compressed": False} for each in json.loads(path.read_bytes().partition(b"\n")[2])]
     for each in listed:

@@ -1,4 +1,4 @@
-"""Damaged files are reported and never repaired; nothing is removed, and no row is wrong."""
+"""Damaged files are reported and never repaired; nothing is removed, and no read returns a wrong row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VOLUME = Path("volumes") / "00000001"
 
 @pytest.fixture
 async def stopped(tmp_path):
-    """A stopped store with tables, a log with rows in it, and a manifest of several edits; and its rows."""
+    """A stopped store with tables, a log with rows, and a manifest with several edits; and the store's rows."""
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
         await write_commits(store, 40, rows=50, value=Random(1).randbytes(200))
         rows = await everything(store)
@@ -45,7 +45,7 @@ def only(directory: Path, pattern: str) -> Path:
 
 
 def kept(directory: Path) -> dict[str, bytes]:
-    """Return the files except LevelDB's diary (LOG) and the locks."""
+    """Return the files, except LevelDB's text log (LOG) and the locks."""
     return {
         name: data
         for name, data in snapshot(directory).items()
@@ -54,7 +54,7 @@ def kept(directory: Path) -> dict[str, bytes]:
 
 
 def killed(directory: Path) -> None:
-    """Leave a store as a killed daemon does: without an index of its newest volume."""
+    """Leave a store as a killed daemon would: without an index of its newest volume."""
     (directory / f"{VOLUME}.index").unlink()
 
 
@@ -180,7 +180,7 @@ async def test_a_log_that_lost_commits_while_the_daemon_was_stopped_is_damage(st
 async def test_after_a_clean_stop_a_lost_sector_of_the_log_is_damage_wherever_it_is(tmp_path, size):
     directory = tmp_path / "data"
     async with await LevelDBStore.open(directory) as store:
-        # LevelDB skips the rest of a block without an error if a record in it reads as zeros.
+        # If a record in a block reads as zeros, LevelDB skips the rest of the block without an error.
         await write_commits(store, 30, rows=1, value=Random(size).randbytes(size))
     log = only(directory, "*.log")
     whole, last = log.read_bytes(), (written(log) - 1) // SECTOR_BYTES
@@ -265,7 +265,7 @@ async def test_a_log_that_ends_in_a_torn_record_opens_without_it(stopped):
 
 
 def with_hole(log: Path, last: int, page: int) -> bytes:
-    """Return a log without one page of its last commit, which begins at ``last``: the page never reached the disk."""
+    """Return a log as if one page of its last commit, which begins at ``last``, had never reached the disk."""
     data = bytearray(log.read_bytes())
     start, end = max(page * 4096, last), min((page + 1) * 4096, len(data))
     data[start:end] = bytes(end - start)
@@ -282,7 +282,7 @@ async def test_a_last_commit_that_lacks_a_page_in_its_middle_is_left_out_like_an
     killed(directory)
     log = only(directory, "*.log")
     before, end = snapshot(directory), written(log)
-    assert end - last > 2 * 32768  # it spans several blocks
+    assert end - last > 2 * 32768  # the commit spans several blocks
     for page in range(last // 4096, end // 4096 + 1):
         write_back(directory, before)
         log.write_bytes(with_hole(log, last, page))
@@ -393,7 +393,7 @@ def test_bytes_that_are_not_a_manifest_name_no_log(data):
     assert newest_log(data) == 0
 
 
-# --- looking at a stopped store ---
+# --- inspecting a stopped store ---
 
 
 async def test_inspecting_a_stopped_store_leaves_every_byte_unchanged(stopped):
@@ -476,7 +476,7 @@ async def test_a_scan_that_reaches_a_damaged_last_block_is_an_error_and_not_an_e
             list(rows)
         with pytest.raises(StoreError):
             database.own_rows(b"\x00", b"\xff")
-        # Rows that are not next to that block are read completely.
+        # Rows that are not next to the damaged block are read completely.
         with database.rows(Table.MESSAGE, b"k200", b"k300", reverse=reverse) as rows:
             assert len(list(rows)) == 100
     finally:

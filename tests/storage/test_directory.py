@@ -1,4 +1,4 @@
-"""Opening the data directory: which processes may, and the errors for those that may not."""
+"""Opening the data directory: the processes that may open it, and the errors for those that may not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def made(path: Path, commits: int = 5) -> Path:
 
 
 async def refused(path: Path, kind: type[StoreUnusable]) -> StoreUnusable:
-    """Return the error of an opening; nothing below ``path`` may have changed."""
+    """Return the error of an attempt to open; nothing below ``path`` may have changed."""
     before = snapshot(path)
     with pytest.raises(kind) as caught:
         await LevelDBStore.open(path)

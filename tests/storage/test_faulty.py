@@ -1,4 +1,4 @@
-"""The faulty store keeps the contract by default, and fails exactly as instructed."""
+"""The faulty store fulfils the contract by default, and fails exactly as instructed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upkeep of HBase skips unreadable rows: they stay, and all other void rows are removed."""
+"""Upkeep on HBase skips unreadable rows: they stay, and all other void rows are removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BEFORE = Stamp(100, 5)
 
 
 class HBase:
-    """The calls that upkeep makes, on rows in memory; replaces the pool of connections."""
+    """Replaces the pool of connections: the calls that upkeep makes, on in-memory rows."""
 
     def __init__(self):
         self.rows = {table: {} for table in map(TABLES.__getitem__, Table)}

@@ -1,4 +1,4 @@
-"""Small commits written by the event loop itself: when it writes them, when the thread does, and what failures mean."""
+"""Small commits written by the event loop itself: when it does so, when the thread does, and what failures mean."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def store(tmp_path):
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """Replace the clock that measures writes; it advances only when the test moves it, however busy the machine is."""
+    """Replace the clock that measures writes: it advances only when the test moves it, even on a busy machine."""
 
     class Clock:
         now_s = 1000.0
@@ -184,7 +184,7 @@ async def test_after_a_slow_write_the_thread_writes_for_ten_times_as_long(store,
 
 
 def pause_of(store, clock):
-    """Return for how long the thread will write from now on."""
+    """Return how long the thread will write commits from now on."""
     return store._group_commit._slow_until_s - clock.now_s
 
 
@@ -301,7 +301,7 @@ async def test_a_closed_store_refuses_commits_that_would_be_gathered(tmp_path):
 
 @pytest.fixture
 def read_in(store, clock, monkeypatch):
-    """Return a function that reads a metadata row with a given duration, and returns whether the event loop read it."""
+    """Return a function that reads a metadata row with a given duration, and returns True if the event loop did."""
     read = type(store._db).get
 
     async def read_in(took_s=0.0):
@@ -385,7 +385,7 @@ def fails(descriptor):
 
 
 class Watched:
-    """Records the callbacks of commits and the syncs, in their order."""
+    """Records the callbacks of commits, and the syncs, in order."""
 
     def __init__(self, store, monkeypatch, *, during=lambda: None):
         self.events = []
@@ -418,7 +418,7 @@ class Watched:
 async def test_callbacks_while_syncing_run_between_the_write_and_its_sync(store, monkeypatch):
     watched = Watched(store, monkeypatch, during=lambda: rows.append(store._db.get(MESSAGE, key(2))))
     rows = []
-    assert watched.commit(1) == ["syncing", "completed"]  # the end of its log was not known yet, so LevelDB synced it
+    assert watched.commit(1) == ["syncing", "completed"]  # the end of the log was not known yet, so LevelDB synced it
     assert watched.commit(2) == ["syncing", "synced", "completed"]
     assert rows == [None, message(2).values[0]]
 

@@ -1,4 +1,4 @@
-"""Plain rows of a topic that LevelDB stores individually are joined while reading, next to rows that are not plain."""
+"""A topic's plain rows that LevelDB stores individually are joined when read, also between rows that are not plain."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def key(number: int) -> bytes:
     return PREFIX + position(number)
 
 
-# --- a list of them ---------------------------------------------------------------------------------
+# --- a list of rows ---------------------------------------------------------------------------------
 
 
 @given(
@@ -76,7 +76,7 @@ def test_a_page_of_joined_rows_equals_that_of_rows_one_by_one(values, is_known, 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """A database that may have packs, and one that has none; each test and example uses new topics."""
+    """A database that may contain packs, and one that contains none; each test and each example uses new topics."""
     found = [
         Database(tmp_path_factory.mktemp("joined") / "one", OPTIONS.volume_shape(packed=packed), create=True)
         for packed in (True, False)
@@ -131,12 +131,12 @@ def test_lists_have_the_rows_of_a_range_in_order_and_joined_rows_are_plain(
         stop = prefix + (position(high) + random.choice([b"", b"\x00"]) if high >= 0 else b"\xff" * 10)
         if start >= stop:
             continue
-        found = lists_of(database, start, stop, first, largest=largest)  # these lists are under test
+        found = lists_of(database, start, stop, first, largest=largest)  # the lists under test
         assert [row for some in found for row in some] == [row for row in rows if start <= row[0] < stop]
         assert all(0 < len(some) <= MAX_CHUNK_ROWS for some in found)
         joined = [row for some in found if isinstance(some, PlainItems) for row in some]
         assert all(value[:1] == b"\x00" for _, value in joined)
-        # Other ways of reading find the same rows.
+        # Other kinds of reads find the same rows.
         with database.rows(MESSAGE, start, stop, reverse=True) as down:
             assert list(down) == [row for some in found for row in some][::-1]
         with database.rows(MESSAGE, start, stop, values=False) as keys:
@@ -211,7 +211,7 @@ def test_large_rows_are_read_one_by_one(opened):
         found = lists_of(database, prefix + position(0), prefix + b"\xff" * 10, 100)
         assert [len(some) for some in found] == [1] * 12 or max(
             map(len, found)
-        ) <= 3  # pairs are collected into lists of a MiB
+        ) <= 3  # pairs are collected into lists of 1 MiB
         read = 0
         with database.rows(MESSAGE, prefix + position(0), prefix + b"\xff" * 10, wanted=100) as rows:
             for some in rows.lists:
@@ -298,7 +298,7 @@ def test_rows_before_a_damaged_pack_are_read_and_damage_after_the_range_does_not
             assert list(rows) == good[:stop]
 
 
-# --- of a store -------------------------------------------------------------------------------------
+# --- in a store -------------------------------------------------------------------------------------
 
 
 async def test_a_scan_of_small_requests_gives_joined_rows_and_one_of_a_view_gives_those_very_rows(tmp_path):
@@ -346,7 +346,7 @@ async def test_a_page_of_small_requests_reads_one_row_more_than_it_has_room_for(
                 walk = Counted(Span(1, PREFIX, since, b"\xff" * 20, 2000, 0, None), limit, 1 << 20)
                 await walk_rows(store, walk)
                 page = walk.page()
-                # A start after a message also reads that message's row.
+                # A read that starts after a message also reads that message's row.
                 assert (page.count, page.end, walk.rows) == (limit, "more", limit + 1 + own)
 
 

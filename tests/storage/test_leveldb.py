@@ -1,4 +1,4 @@
-"""LevelDB's promises beyond the contract: complete, synced commits, across kills, full disks and failures."""
+"""LevelDB's promises beyond the contract: complete and synced commits, despite kills, full disks and failures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TestLevelDBKeepsTheContract(StoreContract):
         Spy(store).fail = OSError("the disk says no")
 
 
-# --- whole and synced -----------------------------------------------------------------------------
+# --- complete and synced --------------------------------------------------------------------------
 
 
 async def test_every_commit_is_one_synced_batch_over_all_tables(store):
@@ -135,12 +135,12 @@ trio.run(main)
 
 
 def kill_a_publisher(directory: Path, acknowledgements: int) -> list[bytes]:
-    """Start ``CHILD``, kill it after a number of lines, and return everything it acknowledged."""
+    """Start ``CHILD``, kill it after a number of lines, and return everything that it acknowledged."""
     command = [sys.executable, "-c", CHILD, str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as child:
         acknowledged = [child.stdout.readline().strip() for _ in range(acknowledgements)]
         child.kill()
-        # Lines printed before the kill took effect count, except a truncated one.
+        # Lines that were printed before the kill took effect count, except a truncated one.
         return acknowledged + [line.strip() for line in child.stdout if line.endswith(b"\n")]
 
 
@@ -181,7 +181,7 @@ async def test_commits_that_begin_commits_leave_the_event_loop_its_turns(store):
         left -= 1
         if left:
             store.begin([put_one(METADATA, b"%d" % left, b"")], written, claim=CLAIM)
-            time.sleep(0.002)  # so that the new commit ends before this callback returns
+            time.sleep(0.002)  # lets the new commit end before this callback returns
 
     store.begin([put_one(METADATA, b"first", b"")], written, claim=CLAIM)
     while left:
@@ -191,7 +191,7 @@ async def test_commits_that_begin_commits_leave_the_event_loop_its_turns(store):
 
 
 def _until_written(store, groups=1):
-    """Wait in the event loop's own thread, so that no task runs until then."""
+    """Block the event loop's thread, so that no task runs until then."""
     end_s = time.monotonic() + PATIENCE_S
     while len(store._group_commit._written) < groups:
         assert time.monotonic() < end_s
@@ -326,7 +326,7 @@ def test_threads_get_their_turn_in_the_order_in_which_they_asked_for_it() -> Non
             thread.start()
             waiting.append(thread)
             until(lambda: len(turn._waiting) == len(waiting))
-    # The thread that had the turn asks again while the others still sleep, and gets it after them.
+    # The thread that had the turn asks for it again while the others still sleep, and gets it after them.
     take("the one before")
     for thread in waiting:
         thread.join(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Failures outside commits: nothing is written afterwards, and the store can be reopened from disk."""
+"""Failures outside commits: nothing is written afterwards, and the store can be reopened from the disk."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sealed(tables: LevelDBTables) -> Volume:
 
 
 def result_of(tables: LevelDBTables, start: Callable[[Callable[[object], object]], None]) -> object:
-    """Start long work of the keeper, and apply its operations as the commit thread does, until there is a result."""
+    """Start long work in the keeper, and apply its operations as the commit thread does, until there is a result."""
     results: SimpleQueue[object] = SimpleQueue()
     start(results.put)
     while True:
@@ -82,7 +82,7 @@ def result_of(tables: LevelDBTables, start: Callable[[Callable[[object], object]
 
 @contextmanager
 def no_file_beyond(size_bytes: int):
-    """Let writes fail in the block that would extend a file beyond a size, as on a full disk."""
+    """Within the block, fail writes that would extend a file beyond a size, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -363,7 +363,7 @@ async def test_a_volume_whose_last_rows_die_while_it_is_rewritten_is_removed(sto
 
 
 async def of_version_0_1(store: LevelDBStore) -> Volume:
-    """Fill a store's first volume, treated as version 0.1's database, with half of its rows dead; return the volume."""
+    """Fill a store's first volume, half of its rows dead, as if it were version 0.1's database; return the volume."""
     await fill(store, 40)
     large = store._db.sets.current.all[0]
     large.large = True
@@ -451,7 +451,7 @@ async def test_a_next_volume_that_could_not_be_listed_is_made_by_a_later_attempt
         patched.setattr(keeper_module, "write_list", no_list)
         with pytest.raises(NothingWritten, match=r"No space left on device: 'LIST\.tmp'") as caught:
             await fill(store, 40)
-        # A caller keeps the exception, and with it its frames.
+        # A caller keeps the exception, and with it the frames.
         kept.append(caught.value)
         acknowledged = len(await everything(store))
     assert 0 < acknowledged < 40
@@ -472,7 +472,7 @@ async def test_without_a_next_volume_the_newest_is_written_until_it_has_twice_it
         assert 0 <= newest.memory_bytes - commit_module.MAX_OVERFULL * TINY.settings.volume_bytes < row_bytes
         assert store._db.sets.current.all == (newest,)
     assert [found for found, _ in await everything(store)] == [key(number) for number in range(newest.rows)]
-    # Views, tidying and what frees space need no next volume.
+    # Views, tidying and operations that free space need no next volume.
     async with aclosing(await store.pin(60)) as view:
         assert len(await everything(view)) == newest.rows
     await store.drop(MESSAGE, [(PREFIX, key(2))])
@@ -509,7 +509,7 @@ def test_a_next_volume_that_cannot_be_made_is_reported_without_folders_and_with_
 
 
 def fail_after_the_list(monkeypatch) -> None:
-    """Let the sync of the folder fail after the new list was moved into it."""
+    """Make the sync of the folder fail after the new list was moved into it."""
 
     def fail(_):
         raise OSError(errno.EIO, "Input/output error")
@@ -549,7 +549,7 @@ def test_a_next_volume_that_may_be_listed_is_not_made_again(tables, tmp_path, mo
     written(tables, seals[1])
     assert ["Input/output error" in seal.error.detail for seal in seals] == [True] * 2
     assert (tmp_path / "volumes" / "00000002").stat().st_ino == made
-    # It is written only after the store has been reopened.
+    # The commit is written only after the store has been reopened.
     assert tables.sets.current.newest.number == 1
     assert tables.failed is not None
     again = reopened(tables, tmp_path)
@@ -558,7 +558,7 @@ def test_a_next_volume_that_may_be_listed_is_not_made_again(tables, tmp_path, mo
     again.close()
 
 
-# --- leaving while tidying --------------------------------------------------------------------------
+# --- closing while tidying --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("doing", ["rewriting", "sweeping", "dropping"])
@@ -618,7 +618,7 @@ def test_a_table_that_could_not_be_written_fails_the_next_batch_even_an_empty_on
     with closing(Database(tmp_path / "copy", shape, create=True)) as database:
         with database.batch(sync=False) as batch:
             batch.put(b"\x02key", b"value")
-        for number in range(1, 100):  # the table has one of these names
+        for number in range(1, 100):  # the table's file has one of these names
             (tmp_path / "copy" / f"{number:06d}.ldb").mkdir()
         database.flush_memory()
         with pytest.raises(StoreError, match="writing"), database.batch(sync=True):

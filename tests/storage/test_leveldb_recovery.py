@@ -1,4 +1,4 @@
-"""LevelDB after a failure: reopened from disk with no thread left inside, and which calls wait for which."""
+"""LevelDB after a failure: it is reopened from disk with no thread left inside, and calls wait in the right order."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_claim_waits_for_active_readers_which_then_have_to_retry(store):
         nursery.start_soon(claim_again)
         await trio.testing.wait_all_tasks_blocked()
         assert not claimed
-        # A read that begins now waits until the database is reopened, and is served.
+        # A read that begins now waits until the database is reopened, and then succeeds.
         nursery.start_soon(store.get, MESSAGE, b"k")
         await trio.testing.wait_all_tasks_blocked()
         release.set()

@@ -1,4 +1,4 @@
-"""Directories left by a race of version 0.1, and removals that a disk temporarily refuses."""
+"""Directories left by a race in version 0.1, and removals that a disk temporarily refuses."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_a_next_volume_is_not_made_over_a_folder_that_cannot_be_removed(tm
 
 @contextmanager
 def unremovable(folder):
-    """Let the disk refuse to remove anything in a folder."""
+    """Make the disk refuse to remove anything in a folder."""
     real = os.unlink
 
     def unlink(path, *given, **options):
@@ -98,7 +98,7 @@ def unremovable(folder):
 
 
 async def test_rows_written_to_a_sealed_volume_after_its_index_are_found(tmp_path):
-    """The other half of that race: the volume before the lost one was written again."""
+    """The other half of the race: the volume before the lost one was written again."""
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 1)
     index = tmp_path / "data" / "volumes" / "00000001.index"
@@ -129,7 +129,7 @@ async def test_a_removal_whose_pack_cannot_be_read_for_a_moment_is_not_acknowled
 
 
 async def with_a_volume_that_cannot_be_opened(path) -> str:
-    """Make a stopped store, one of whose sealed volumes has lost a table; return that volume's name."""
+    """Make a stopped store in which a sealed volume has lost a table; return that volume's name."""
     async with await LevelDBStore.open(path, TINY) as store:
         claim = await store.claim(NAME)
         for number in range(40):

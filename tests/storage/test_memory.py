@@ -1,4 +1,4 @@
-"""The memory store keeps the contract, without threads and under any clock."""
+"""The memory store fulfils the contract, without threads and under any clock."""
 
 from __future__ import annotations
 

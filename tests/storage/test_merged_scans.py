@@ -1,4 +1,4 @@
-"""Rows of many HBase ranges in one order, by scans that skip empty ranges: compared with a sorted list."""
+"""Rows of many HBase ranges in one order, read by scans that skip empty ranges, compared with a sorted list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from storage.hbase import scan
 from storage.hbase.scan import ScannedRow, ScanRange, merged_rows
 
-#: Few rows a page, so that ranges end within a page, at its end, and after it.
+#: Few rows per page, so that ranges end within a page, at its end, and after it.
 PAGE_ROWS = 3
 TABLE = b"table"
 BUCKETS = range(6)
@@ -30,7 +30,7 @@ class Gateway:
 
 
 def buckets(start: bytes, *, reverse: bool) -> list[ScanRange]:
-    """Return the ranges of all keys from ``start`` in each bucket; the last one has no end."""
+    """Return the range of all keys from ``start`` in each bucket; the last one has no end."""
     stops = [*(bytes([bucket + 1]) for bucket in BUCKETS[:-1]), b""]
     return [
         ScanRange(TABLE, bytes([bucket]) + start, stop, reverse) for bucket, stop in zip(BUCKETS, stops, strict=True)

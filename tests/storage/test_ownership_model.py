@@ -1,6 +1,6 @@
-"""Every order in which owners, puts, deaths and retries can meet: nothing is lost, doubled, reordered or taken back.
+"""Every possible order of owners, puts, deaths and retries: nothing is lost, duplicated, reordered or taken back.
 
-Each ingredient of the protocol is needed: without it, exploration finds an order that violates a promise.
+Each part of the protocol is needed: without it, exploration finds an order that violates a promise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packs with the messages of one request: their bytes, which requests become one, and changes inside."""
+"""Packs with one request's messages: their bytes, the requests that become packs, and changes inside packs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def of_sixteen_rows(monkeypatch):
 
 
 def request(first: int, values: list[bytes]) -> Put:
-    """A request at positions from ``first`` on."""
+    """Return a request at positions from ``first`` on."""
     return Put(MESSAGE, PREFIX, [pack_position(1000, first + n) for n in range(len(values))], values)
 
 
@@ -145,7 +145,7 @@ def test_a_page_of_several_packs_that_stay_together_is_that_of_rows_one_by_one(
         at += len(values)
         pack = Pack(key, value)
         low, stop = sorted(min(each, pack.count) for each in cut)
-        first = low if not parts else 0  # rows between parts were skipped
+        first = low if not parts else 0  # rows between the parts were skipped
         parts.append(PlainPart(pack, first, max(first, stop)))
         expected += pack.rows(first, stop)
     together = PlainParts(parts)

@@ -1,4 +1,4 @@
-"""Pages whose responses are too large, or late, are requested again with fewer rows."""
+"""Pages whose responses are too large or too late are requested again with fewer rows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_row_requested_alone_has_the_whole_time_limit(autojump_clock, mo
     rows = Rows([25 * MIB], bytes_a_second=MIB)
     pool = Gateways(rows.answer).pool(monkeypatch)
     assert await keys_in(pool, ALL, first_page=1) == rows.keys
-    assert rows.asked == [1, 1]  # one row, and none after it
+    assert rows.asked == [1, 1]  # one row, and then the end
 
 
 async def test_a_request_gets_all_its_rows_though_pages_have_fewer(autojump_clock, monkeypatch):
@@ -110,7 +110,7 @@ async def test_a_row_that_never_arrives_ends_the_scan_when_its_time_is_over(auto
     begun_s = trio.current_time()
     with pytest.raises(StoreError, match="had no answer in 30 s: no answer of 1 row in"):
         await keys_in(pool, ALL, first_page=2)
-    # Twice ten seconds for several rows, and the whole time for one.
+    # Twice ten seconds for several rows, and the full time for one.
     assert trio.current_time() - begun_s == pytest.approx(50, abs=0.5)
 
 

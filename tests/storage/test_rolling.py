@@ -1,4 +1,4 @@
-"""Rollbacks in every store: each store's contract, and the state after a crash in the middle of one."""
+"""Rollbacks in every store: each store's contract, and the state after a crash in the middle of a rollback."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ async def test_rollbacks_of_several_topics_share_a_batch_and_its_bound(leveldb):
     claim = await leveldb.claim(NAME)
     topics = 6
     for number in range(topics):
-        # A little less than half a step: a remainder of one row would need another batch in some orders of the tasks.
+        # A little less than half a step, because a remainder of one row would need another batch in some orders of the
+        # tasks.
         await leveldb.write([run_of(POINTER, 0, STEP_ROWS // 2 - 40, b"t%d" % number)], claim=claim)
     spy = Spy(leveldb)
     spy.hold = threading.Event()
@@ -123,7 +124,7 @@ async def test_rollbacks_of_several_topics_share_a_batch_and_its_bound(leveldb):
             )
         await trio.testing.wait_all_tasks_blocked()
         spy.hold.set()
-    # Two rollbacks share a step, and none needed a batch of its own.
+    # Two rollbacks share a step, and none needed a separate batch.
     assert 1 + topics // 2 <= len(spy.batches) <= 1 + topics // 2 + 2
     assert set(await signs(leveldb)) == {-POINTER}
     assert len(await everything(leveldb, METADATA)) == 1 + topics

@@ -1,4 +1,4 @@
-"""A data directory of version 0.1 is converted in place, and a killed conversion continues at the next start."""
+"""A data directory of version 0.1 is converted in place; a killed conversion continues at the next start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEPT = Path(__file__).parents[1] / "kept" / "0.1" / "data"
 
 
 def rows_of_0_1(directory: Path) -> dict[Table, list[tuple[bytes, bytes]]]:
-    """Return the rows of the single database."""
+    """Return the rows of version 0.1's single database."""
     with plyvel.DB(str(directory / "rows")) as database:
         rows = list(database)
     return {table: [(key[1:], value) for key, value in rows if key[0] == table] for table in Table}
@@ -30,7 +30,7 @@ def rows_of_0_1(directory: Path) -> dict[Table, list[tuple[bytes, bytes]]]:
 
 @pytest.fixture
 def kept(tmp_path):
-    """A copy of the kept directory, and its rows."""
+    """A copy of the directory kept from version 0.1, and its rows."""
     rows = rows_of_0_1(shutil.copytree(KEPT, tmp_path / "looked at"))
     assert all(rows.values())
     return shutil.copytree(KEPT, tmp_path / "data"), rows
@@ -64,7 +64,7 @@ class Killed(BaseException):
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, step: int, *, before: bool) -> list[str]:
-    """Let the process die before or after the step-th change of files; the returned list collects the steps."""
+    """Make the process die before or after the step-th change of files; return a list that collects the steps."""
     done: list[str] = []
     dead: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Calls in threads where the system refuses threads."""
+"""Calls in threads when the system refuses to start threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: A user without other processes: a limit on threads counts a user's.
+#: Runs as a user without other processes, because the limit on threads is per user.
 CHILD = """
 import os, resource, sys, threading
 import trio

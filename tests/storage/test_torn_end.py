@@ -1,8 +1,7 @@
-"""Possible states of the last commit after a power cut or kill, in a preallocated log.
+"""Possible states of the last commit in a preallocated log after a power cut or kill.
 
 The disk has stored any sectors of that commit, and the others read as zeros. Either LevelDB opens the log and has every
-earlier commit, and this one completely or not at all; or it refuses, and then the store knows where the torn commit
-begins.
+earlier commit, and this one completely or not at all; or it refuses, and the store finds the start of the torn commit.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Log:
     """A log of acknowledged commits, and a last one in progress."""
 
     def __init__(self, at: int, size: int, *, room: bytes = ROOM) -> None:
-        """``at``: position of the last commit, of ``size`` bytes; a block's last 1 to 6 bytes are skipped."""
+        """``at``: position of the last commit, which has ``size`` bytes; a block's last 1 to 6 bytes are skipped."""
         random = Random(at * 7 + size)
         log = bytearray()
         self.acknowledged: list[bytes] = []
@@ -39,17 +38,17 @@ class Log:
         append(log, self.last)
         self.end = len(log)
         self.whole = bytes(log) + room
-        # If a block has less space left than a header needs, the commit begins in the next one.
+        # If a block has less space left than a header needs, the commit begins in the next block.
         left = -at % BLOCK_BYTES
         self.start = at + left if left < HEADER.size else at
 
     @property
     def sectors(self) -> list[int]:
-        """The sectors written by the last commit."""
+        """The sectors that the last commit wrote."""
         return list(range(self.start // SECTOR_BYTES, (self.end - 1) // SECTOR_BYTES + 1))
 
     def without(self, lost: tuple[int, ...] | set[int]) -> bytes:
-        """Return the log as if these sectors were not stored: they have their previous content."""
+        """Return the log as if these sectors were not stored, that is, with their previous content."""
         data = bytearray(self.whole)
         for sector in lost:
             first, end = sector * SECTOR_BYTES, (sector + 1) * SECTOR_BYTES
@@ -58,7 +57,7 @@ class Log:
         return bytes(data)
 
     def check(self, data: bytes) -> str:
-        """Check that everything acknowledged is read; return the state of the last commit."""
+        """Check that every acknowledged commit is read; return the state of the last commit."""
         try:
             records = read(data, known=len(self.before))
         except Refused:
@@ -77,7 +76,7 @@ def subsets(items: list[int]) -> list[tuple[int, ...]]:
 
 # --- power cuts -----------------------------------------------------------------------------------
 
-#: Every offset in a sector at which a header crosses the sector's end, and some others.
+#: Every offset in a sector at which a header crosses the sector boundary, and some others.
 IN_SECTOR = [0, 7, 8, 100, 255, 300, 400, *range(490, 512)]
 
 
@@ -131,7 +130,7 @@ def test_a_last_commit_that_grew_the_file_may_miss_sectors_and_its_end():
 @pytest.mark.parametrize("size", [20, 700])
 def test_an_interrupted_write_has_stored_the_beginning_of_the_commit(size):
     log = Log(1000, size)
-    # A record that lacks fewer bytes is treated as damaged; a kernel cuts writes at pages.
+    # A record that lacks fewer bytes counts as damaged; the kernel cuts writes at page boundaries.
     for cut in range(log.start, log.end - 8):
         assert log.check(log.whole[:cut] + bytes(len(log.whole) - cut)) in {"not there", "left out"}
 
@@ -150,7 +149,7 @@ def test_a_changed_byte_of_an_acknowledged_commit_is_damage_also_of_the_last_one
         log = Log(at, 900)
         for place in [*range(log.start, log.start + 40), *range(log.start + 40, log.end, 11), log.end - 1]:
             if place % BLOCK_BYTES - log.start % BLOCK_BYTES in (4, 5) or place % BLOCK_BYTES in (4, 5):
-                continue  # the length: such a record may end in unwritten space
+                continue  # the length field: such a record may end in unwritten space
             data = bytearray(log.whole)
             data[place] ^= 0x55
             with pytest.raises(Refused):
@@ -191,13 +190,13 @@ def test_a_log_of_any_bytes_is_looked_through_to_its_end(data, at, zeros):
 
 
 class Real:
-    """A LevelDB database whose log is replaced."""
+    """A LevelDB database with a replaced log."""
 
     def __init__(self, path) -> None:
         self.path = path
         database = plyvel.DB(str(path), create_if_missing=True)
         for number in range(40):
-            # The last one spans several blocks.
+            # The last batch spans several blocks.
             with database.write_batch(transaction=True, sync=True) as batch:
                 batch.put(b"%02d" % number, Random(number).randbytes(400 if number < 39 else 70_000))
             if number == 38:
@@ -212,7 +211,7 @@ class Real:
         return found
 
     def read(self, data: bytes) -> list[bytes]:
-        """Return the keys with this log. Raises Refused."""
+        """Return the database's keys with this log. Raises Refused."""
         for each in self.path.iterdir():
             each.unlink()
         for name, content in self.files.items():

@@ -1,4 +1,4 @@
-"""Power cuts while LevelDB adds an edit to its manifest: the database opens with every row; anything else is damage."""
+"""Power cuts while LevelDB appends an edit to its manifest: it opens with every row; anything else is damage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def manifest(directory: Path) -> Path:
 
 @pytest.fixture
 def images(tmp_path):
-    """Directories after power cuts, each with a partly stored edit that crosses a sector's end; and the rows."""
+    """Directories after power cuts, each with a partly stored edit that crosses a sector boundary; and the rows."""
     database, path = Database(tmp_path / "db", SHAPE, create=True), tmp_path / "db"
     made, written = [], []
     for number in range(60):

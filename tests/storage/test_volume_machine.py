@@ -1,6 +1,6 @@
-"""Tiny volumes under random operations always equal the store in memory, also after kills and power cuts.
+"""Tiny volumes under random operations always equal the in-memory store, even after kills and power cuts.
 
-It runs once with individual rows, as requests with few messages are stored, and once with packs of a few rows.
+The machine runs once with individual rows, the form of requests with few messages, and once with packs of a few rows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ step = st.one_of(
 
 
 class Machine:
-    """A store of tiny volumes, and one in memory to compare with."""
+    """A store of tiny volumes, and an in-memory store to compare it with."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -70,7 +70,7 @@ class Machine:
         self.model = MemoryStore()
         self.position = 0
         self.spent: set[tuple[Table, bytes]] = set()
-        #: Messages that were removed individually and are in no dropped range.
+        #: Messages that were removed individually and are not in a dropped range.
         self.removed: dict[bytes, bytes] = {}
         self.pinned: tuple[StoreView, list[Row]] | None = None
 
@@ -95,7 +95,7 @@ class Machine:
         self.position += count
         value = under(pointer, payload) if pointer else b"\x00\x50" + payload
         suffixes = [pack_position(1000 + each // 3, each % 3) for each in positions]
-        # Some have equal lengths, some do not.
+        # Some have equal lengths, others do not.
         values = [value + b"." * (each % 3 if count % 2 else 0) for each in positions]
         put = Put(MESSAGE, PREFIXES[topic], suffixes, values)
         return [put, put_one(METADATA, b"head%d" % topic, b"%d" % self.position)]
@@ -158,7 +158,7 @@ class Machine:
         await self.write(RollBack(start, stop, pointer), put_one(METADATA, b"rolled", b"%d" % pointer))
 
     async def drop(self, topic: int, part: float) -> None:
-        # Nothing is written to the range again.
+        # Nothing will be written to the range again.
         stop = PREFIXES[topic] + pack_position(1000 + int(part * self.position) // 3, 0)
         await self.drop_both(MESSAGE, PREFIXES[topic], stop)
 
@@ -193,7 +193,7 @@ class Machine:
         await self.open()
 
     async def cut_the_power(self, topic: int, count: int, seed: int, share: float) -> None:
-        """Cut the power during a commit: any of the sectors it wrote to the log keep their previous content."""
+        """Cut the power during a commit: any of the log sectors that it wrote keep their previous content."""
         old = self.directory
         self.lives += 1
         await self.unpin()
@@ -202,14 +202,14 @@ class Machine:
         before = newest_log(self.store._db.sets.current.newest.path)
         commit = self.publishing(topic, count, None, Random(seed).randbytes(400))
         await self.store.write(list(commit), claim=None)
-        # If the commit filled its volume, LevelDB may have removed this log; then there is nothing to lose.
+        # If the commit filled its volume, LevelDB may have removed this log, and there is nothing to lose.
         with suppress(FileNotFoundError):
             after, random = before.read_bytes(), Random(seed)
             log = self.directory / before.relative_to(old)
             log.write_bytes(partly_stored(log.read_bytes(), after, lambda _: random.random() < share))
         await self.store.aclose()
         await self.open()
-        # The commit is present or absent, with its rows in all tables.
+        # The commit is present or absent as a whole, in all tables.
         if await everything(self.store, MESSAGE) != await everything(self.model, MESSAGE):
             await self.model.write(list(commit), claim=None)
         await self.check()
@@ -225,7 +225,7 @@ class Machine:
         assert await self.store.get(MESSAGE, start + b"x") is None
 
     def at(self, topic: int, part: float) -> bytes:
-        """Return a key among those of a topic."""
+        """Return a key among a topic's keys."""
         each = int(part * (self.position + 1))
         return PREFIXES[topic] + pack_position(1000 + each // 3, each % 3)
 

@@ -1,4 +1,4 @@
-"""Volumes: the whole contract on tiny ones, and the promises about sealing, changing, opening and closing them."""
+"""Volumes: the whole contract with tiny ones, and the promises about sealing, changing, opening and closing them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, paused_
 
 
 def fail_next_batch() -> None:
-    """Let the next batch fail, in any database."""
+    """Make the next batch fail, in any database."""
     real = Database.batch
 
     def fail(self: Database, *, sync: bool) -> None:
@@ -112,7 +112,7 @@ async def test_no_more_volumes_are_open_than_allowed(store):
 
 
 def leases(store: LevelDBStore, monkeypatch: pytest.MonkeyPatch) -> set[Volume]:
-    """Record the volumes whose databases are leased from now on."""
+    """From now on, record the volumes whose databases are leased."""
     found: set[Volume] = set()
     acquire = store._db.databases.acquire
     monkeypatch.setattr(store._db.databases, "acquire", lambda volume: found.add(volume) or acquire(volume))
@@ -242,7 +242,7 @@ def folders(store: LevelDBStore) -> set[str]:
 
 
 async def copy_of(store: LevelDBStore, copy: Path) -> Path:
-    """Copy the directory as a kill would leave it now."""
+    """Copy the directory in the state in which a kill would leave it now."""
     await settled(store)
     return copied_at_once(store._directory.path, copy)
 
@@ -377,7 +377,7 @@ async def test_tidying_without_anything_dead_changes_nothing(store):
 
 
 async def of_two_topics(store: LevelDBStore, count: int) -> bytes:
-    """Write rows of a topic to each volume, and a few of another one; return the latter's prefix."""
+    """Write rows of a topic to each volume, and a few rows of another topic; return the latter's prefix."""
     claim = await store.claim(NAME)
     other = generation_prefix(TopicName("ns", "stays"), 1)
     for number in range(count):
@@ -625,7 +625,7 @@ async def test_a_view_that_is_opened_while_volumes_are_rewritten_keeps_their_fil
     with monkeypatch.context() as patched:
         patched.setattr(tidying, "_copy", copy_and_pin)
         assert await store.tidy() > 0
-    # The store uses the new volumes, and the view the old ones.
+    # The store uses the new volumes, and the view uses the old ones.
     assert folders(store) > before
     await store.write([RollBack(other, stop_after(other), 77)], claim=None)
     assert await everything(views[0]) == expected
@@ -706,10 +706,10 @@ async def test_a_journal_with_a_gap_is_damage(tmp_path):
 
 
 async def without_last_entry(tmp_path: Path, at: int) -> Path:
-    """Copy the directory as after a kill, then remove the last journal entry of a volume whose metadata is complete."""
+    """Copy the directory as if killed, and remove the last journal entry of a volume whose metadata is complete."""
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 20)
-        await store.reclaim(METADATA, b"", b"\xff")  # writes the metadata to its database
+        await store.reclaim(METADATA, b"", b"\xff")  # writes the metadata to the database
         copy = await copy_of(store, tmp_path / "copy")
         folder = [volume for volume in store._db.sets.current.all if volume.journal_last][at].name
     for index in (copy / "volumes").glob("*.index"):
@@ -822,7 +822,7 @@ async def test_after_a_kill_only_the_volumes_that_were_written_last_are_read_thr
     async with await LevelDBStore.open(killed, TINY) as store:
         known = [volume.is_known for volume in store._db.sets.current.all]
         assert len(known) > 5
-        # The last one may be the next volume, which was listed ahead.
+        # The last one may be the next volume, which is listed in advance.
         assert all(known[:-2])
         assert not known[-1]
         assert len(await everything(store)) == 40
@@ -875,7 +875,7 @@ async def test_a_damaged_volume_is_left_alone_and_the_others_are_tidied_and_writ
     copy = await copy_of(store, tmp_path / "copy")
     async with await LevelDBStore.open(copy, TINY):
         pass  # an orderly close writes logs into tables
-    # A table with a live row: it has to be read.
+    # A table with a live row, which must be read.
     file = sorted(path for path in (copy / "volumes").glob("*/*.ldb") if b"stays" in path.read_bytes())[3]
     chosen = file.parent
     data = bytearray(file.read_bytes())
@@ -888,13 +888,13 @@ async def test_a_damaged_volume_is_left_alone_and_the_others_are_tidied_and_writ
             await again.tidy()
             await fill(again, 1, first=100)
         with pytest.raises(StoreError, match="Corruption"):
-            await everything(again)  # instead of returning fewer rows
+            await everything(again)  # an error instead of fewer rows
         assert chosen.name in folders(again)
         assert len(folders(again)) < len(before)
         assert [record.message for record in caplog.records].count("volumes are damaged and not tidied") == 1
 
 
-# --- the files of a volume that is removed -----------------------------------------------------------------------
+# --- the files of a removed volume -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -909,7 +909,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def cut(monkeypatch):
-    """Record the sizes to which files are truncated."""
+    """Record the sizes to which files get truncated."""
     sizes = []
     truncate = os.ftruncate
     monkeypatch.setattr(os, "ftruncate", lambda descriptor, size: (sizes.append(size), truncate(descriptor, size)))

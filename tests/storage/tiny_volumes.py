@@ -15,15 +15,15 @@ from storage.config import StorageConfig
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from tests.storage.contract import MESSAGE, METADATA, NAME
 
-#: A volume has a few rows.
+#: Options that limit a volume to a few rows.
 TINY = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, volume_bytes=1000), max_open_volumes=3)
 PREFIX = generation_prefix(NAME, 1)
-#: A call that takes longer is waiting for the long work, which waits for the call.
+#: A call that takes longer is deadlocked: it waits for the long work, which waits for the call.
 MAX_PAUSE_S = 30.0
 
 
 def message(number: int, value: bytes = b"v" * 100, prefix: bytes = PREFIX) -> Put:
-    """One message of the topic."""
+    """Return the row of a message of the topic."""
     return Put(MESSAGE, prefix, [pack_position(number, 0)], [value])
 
 
@@ -41,7 +41,7 @@ async def fill(store: LevelDBStore, count: int, first: int = 0) -> None:
 
 
 async def settled(store: LevelDBStore) -> None:
-    """Wait until the keeper has completed the work left to it by commits."""
+    """Wait until the keeper has done the work that commits left to it."""
     await trio.to_thread.run_sync(store._db.keeper.thread.settle)
 
 

@@ -1,6 +1,6 @@
-"""One real daemon with clients at work, a disk with controlled failures, and a verdict on what the clients saw.
+"""One real daemon with active clients, a disk with controlled failures, and a verdict on what the clients saw.
 
-The clients are those of the tests on real clusters, and so is the checker: it knows the promises but not the code.
+The clients and the checker are those of the tests on real clusters; the checker tests the promises, not the code.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.torture.disk import Disk, Plan
 from tests.torture.upkeep_load import BUSTLE, PAUSE_S, lost_since, read_singles
 
 TOPICS = ["a", "b", "c"]
-#: Cleaning is always in progress.
+#: With these, cleaning is always in progress.
 _SETTINGS = (
     *("storage.min_free_bytes=0", "retention.interval_s=0.1", "retention.step_rows=50", "retention.delete_grace_s=0"),
     "transactions.timeout_s=5",
 )
-#: Sizes of the store: the defaults, and the smallest documented ones, with which volumes have a few hundred messages
-#: and are constantly sealed, rewritten and dropped.
+#: Sizes of the store: the defaults, and the smallest documented ones; with the latter a volume has a few hundred
+#: messages, and volumes are constantly sealed, rewritten and dropped.
 SIZES: dict[str, tuple[str, ...]] = {
     "smallest sizes": (*_SETTINGS, "storage.write_buffer_bytes=65536", "storage.volume_bytes=65536"),
     "default sizes": _SETTINGS,
@@ -41,7 +41,7 @@ SIZES: dict[str, tuple[str, ...]] = {
 SMALLEST = "smallest sizes"
 #: How often a daemon may fail to start on a failing disk before the disk is healed.
 STARTS = 3
-#: How long a disk fails at most before it is healed.
+#: Maximum time for which a disk fails before it is healed.
 UNDER_FAULTS_S = 8.0
 #: Output of a daemon that cannot start, with the exit codes of docs/operations.md.
 REFUSALS = ("ended with 1: error: ", "ended with 3: error: ")
@@ -49,7 +49,7 @@ REFUSALS = ("ended with 1: error: ", "ended with 3: error: ")
 
 @dataclass(slots=True, eq=False)
 class Lone:
-    """The only instance of a standalone daemon, with a cluster instance's interface for clients."""
+    """A standalone daemon with a cluster instance's interface for clients."""
 
     daemon: Daemon
     name: str = "alone"
@@ -62,7 +62,7 @@ class Lone:
 
 @dataclass(slots=True, eq=False)
 class Alone:
-    """The cluster's interface for clients if there is one daemon: only its list of instances."""
+    """The cluster's interface for clients when there is one daemon: just its list of instances."""
 
     instances: list[Lone]
 
@@ -106,7 +106,7 @@ class Verdict:
         return "\n".join(lines)
 
     def judge(self, history: History) -> None:
-        """Check the history for anomalies, and count what was judged."""
+        """Check the history for anomalies, and count the messages and polls judged."""
         self.anomalies += check(history)
         self.summary = history.summary()
         self.messages, self.polls = sum(map(len, history.logs.values())), len(history.polls)
@@ -132,7 +132,7 @@ async def start(lone: Lone, verdict: Verdict, disk: Disk | None = None) -> None:
 
 
 async def keep_up(lone: Lone, verdict: Verdict, disk: Disk) -> None:
-    """Restart a daemon that ends by itself, and record it as a surprise."""
+    """Restart a daemon that ends by itself, and record a surprise."""
     while True:
         if lone.state == "up" and lone.daemon.ended:
             await trio.to_thread.run_sync(lone.daemon.wait)
@@ -148,7 +148,7 @@ async def clients(
     *,
     watch: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Run writers and readers until ``work`` has returned and each writer has completed what it began."""
+    """Run writers and readers until ``work`` has returned and each writer has completed its last operation."""
     async with trio.open_nursery() as others:
         if watch is not None:
             others.start_soon(watch)
@@ -184,7 +184,7 @@ async def judge_twice(stage: Stage, lone: Lone, verdict: Verdict) -> None:
 
 
 async def end(stage: Stage, verdict: Verdict) -> None:
-    """Publish a last message to each topic, wait until readers have it, and judge the history."""
+    """Publish a last message to each topic, wait until readers have received it, and judge the history."""
     for topic in TOPICS:
         async with stage.voice(2) as voice:
             write = Write(topic, (b"the last of " + topic.encode(),), trio.current_time())
@@ -196,7 +196,7 @@ async def end(stage: Stage, verdict: Verdict) -> None:
 
 
 async def once_more(voice: Voice, write: Write) -> None:
-    """Publish it, unless an earlier attempt may have succeeded."""
+    """Publish the message, unless an earlier attempt may have succeeded."""
     if not write.unanswered:
         await publish(voice, write)
 
@@ -211,9 +211,9 @@ class Attack:
     rng: Random
     verdict: Verdict
     made: Counter[str] = field(default_factory=Counter)
-    """Number of faults by name."""
+    """The number of faults by name."""
     thread_writes: bool = False
-    """True if its event loop never writes to the disk itself, and so keeps running while the disk stalls."""
+    """True if the daemon's event loop never writes to the disk, so that it keeps running while the disk stalls."""
 
 
 async def with_failing_calls(
@@ -246,7 +246,7 @@ async def life(
     Args:
       plan: failures of calls from the first start on, for at most ``UNDER_FAULTS_S``.
       environ: additional environment variables.
-      sizes: of its store.
+      sizes: the sizes of its store, one of ``SIZES``.
     """
     verdict = Verdict(what, seed)
     disk = Disk(directory / "data", made)

@@ -1,7 +1,7 @@
-"""Power cuts of a real daemon: one history is recorded with all changes of its disk, and cut at many moments.
+"""Power cuts of a real daemon: a history is recorded with all changes to its disk, and cut off at many moments.
 
-Each image is started, completes open transactions, and is judged by what clients knew at that moment: an
-acknowledgement received by then must hold, a request not yet sent must have no effect.
+A daemon starts on each image, completes open transactions, and is judged by its clients' records up to that moment:
+acknowledged requests must hold, and requests not yet sent must have had no effect.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ LEFT: dict[Style, str] = {
     "torn": "is there in part, its end torn",
     "holes": "is there with blocks of zeros",
 }
-#: The folder of a volume that replaces others.
+#: Name of the folder of a volume that replaces others.
 _SUCCESSOR = re.compile(rb"/\d{8}\.\d+$")
 
 
 @dataclass(slots=True)
 class Recording:
-    """A history, and all changes of the disk during it."""
+    """A history, and all changes to the disk during it."""
 
     root: Path
     history: History
     records: list[Record]
     offset_s: float
-    """Difference between the history's clock and that of the records."""
+    """Difference between the history's clock and the records' clock."""
     ready: int
     """Number of records when all topics had been created."""
     sizes: str
@@ -59,11 +59,11 @@ class Recording:
 
     @property
     def rewrites(self) -> int:
-        """Number of volumes that were made to replace others."""
+        """Number of volumes that replaced others."""
         return sum(each.kind == "mkdir" and bool(_SUCCESSOR.search(each.one)) for each in self.records)
 
     def known_at(self, moment: int) -> History:
-        """Return the history as clients knew it after ``moment`` records."""
+        """Return the part of the history that clients had recorded after ``moment`` records."""
         return known_between(
             self.history,
             self.records[moment - 1].at_s + self.offset_s,
@@ -74,7 +74,7 @@ class Recording:
 async def record(
     directory: Path, made: Path, seed: int, acknowledged: int = 150, *, sizes: str = SMALLEST
 ) -> Recording:
-    """Record a daemon from its first start, with clients at work until it is killed."""
+    """Record a daemon from its first start until it is killed, with active clients."""
     offset_s = trio.current_time() - time.monotonic()
     disk = Disk(directory / "data", made, log=True)
     assert disk.log is not None
@@ -116,7 +116,7 @@ async def judge(
 ) -> Verdict:
     """Cut the power after ``moment`` records, start the image, and check it.
 
-    ``lies``: the disk has not synced files whose names have this ending, although it reported so.
+    ``lies``: the disk has not synced files whose names end like this, although it reported that it had.
     """
     verdict = Verdict(f"power cut; what was not synced {LEFT[style]}", seed, done=1, last_call=f"record {moment}")
     told = Told.that_was_reported(recording.root, recording.records[:moment], lies)
@@ -143,14 +143,14 @@ async def judge(
 
 
 async def look_for_topics(stage: Stage, verdict: Verdict) -> None:
-    """Report created topics that do not exist as anomalies."""
+    """Report acknowledged topics that do not exist as anomalies."""
     async with stage.voice(3) as voice:
         there = await at_last(stage, partial(voice.tell, "GET", "/v1/namespaces/ring/topics"))
     verdict.anomalies += [Anomaly("lost", f"topic {each} is not there") for each in stage.topics if each not in there]
 
 
 async def forget_lost_transactions(stage: Stage, verdict: Verdict) -> None:
-    """Report answered transactions that are unknown now as anomalies, and drop them: they cannot be decided."""
+    """Report acknowledged transactions that are unknown now as anomalies, and drop them: they cannot be decided."""
     async with stage.voice(3) as voice:
         for each in list(stage.history.transactions):
             if await at_last(stage, partial(_is_unknown, voice, each)):

@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("disk.c")
 #: The kinds of calls, by their bits in ``disk.c``.
 KINDS = {"open": 8, "write": 1, "sync": 2, "rename": 3, "unlink": 4, "mkdir": 5, "truncate": 6, "rmdir": 7}
-#: Fields of the memory block shared with it, eight bytes each; a text follows them.
+#: Fields of eight bytes each in the memory shared with the library; a text follows them.
 FIELDS = (
     *("armed", "kinds", "calls", "first", "last", "every"),
     *("error", "torn", "made", "stalled", "waiting", "slow_us"),
@@ -24,7 +24,7 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The calls that fail, and how: each ``every``-th from the ``first`` to the ``last``.
+    """The calls that fail, and how: every ``every``-th one from the ``first`` to the ``last``.
 
     Without an error a write stores fewer bytes than requested and returns their number, as POSIX allows.
     """
@@ -34,7 +34,7 @@ class Plan:
     every: int = 1
     error: int = errno.EIO
     torn: bool = False
-    """A failing write has stored its first half."""
+    """If true, a failing write stores its first half."""
     kinds: Sequence[str] = tuple(KINDS)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Plan:
 
 
 def why_not() -> str | None:
-    """Return the reason why there are no failing disks here; None if there are."""
+    """Return the reason why disks cannot fail on this machine; None if they can."""
     return None if _compiler() else "NOT TESTED: disks that fail at every call, since there is no C compiler"
 
 
@@ -88,7 +88,7 @@ class Disk:
         self._memory.close()
 
     def fail(self, plan: Plan) -> None:
-        """From now on count calls from 1, and let them fail as planned."""
+        """From now on, count calls from 1 and make them fail as planned."""
         self._set("armed", 0)
         self._set("calls", 0)
         self._count(plan.kinds)
@@ -100,13 +100,13 @@ class Disk:
         self._set("armed", 1)
 
     def slow(self, each_call_s: float, kinds: Sequence[str] = tuple(KINDS)) -> None:
-        """From now on delay every call of these kinds."""
+        """From now on, delay every call of these kinds."""
         self._count(kinds)
         self._set("slow_us", round(each_call_s * 1_000_000))
         self._set("armed", 1)
 
     def stall(self, kinds: Sequence[str] = tuple(KINDS)) -> None:
-        """From now on block calls of these kinds until ``heal``."""
+        """From now on, block calls of these kinds until ``heal``."""
         self._count(kinds)
         self._set("stalled", 1)
         self._set("armed", 1)
@@ -118,7 +118,7 @@ class Disk:
 
     @property
     def calls(self) -> int:
-        """Calls counted since the last ``fail``."""
+        """Number of calls since the last ``fail``."""
         return self._get("calls")
 
     @property

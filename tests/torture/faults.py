@@ -1,4 +1,4 @@
-"""Faults of one daemon while clients are at work; each is over when its function returns."""
+"""Faults of one daemon while clients are active; each fault is over when its function returns."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.torture.course import SMALLEST, Attack, Verdict, life, restarted
 from tests.torture.disk import Plan
 
 HOUR_S = 3_600
-#: How long a response of /livez may take while the disk is stalled; generous, for busy machines.
+#: Time limit for a response of /livez while the disk is stalled; generous, for busy machines.
 ALIVE_S = 10.0
 
 Fault = Callable[[Attack], Awaitable[None]]
 
 
 async def killed(attack: Attack) -> None:
-    """SIGKILL, and a new start."""
+    """Send SIGKILL, and restart the daemon."""
     await restarted(attack, attack.lone.daemon.kill)
 
 
 async def stopped(attack: Attack) -> None:
-    """SIGTERM, as in an upgrade, and a new start."""
+    """Send SIGTERM, as in an upgrade, and restart the daemon."""
 
     def stop() -> None:
         code = attack.lone.daemon.stop()
@@ -39,20 +39,20 @@ async def stopped(attack: Attack) -> None:
 
 
 async def paused(attack: Attack) -> None:
-    """SIGSTOP, and SIGCONT."""
+    """Send SIGSTOP, and later SIGCONT."""
     attack.lone.daemon.signal(signal.SIGSTOP)
     await trio.sleep(attack.rng.uniform(0.1, 1.5))
     attack.lone.daemon.signal(signal.SIGCONT)
 
 
 async def syncs_stall(attack: Attack) -> None:
-    """Syncs block for a while."""
+    """Block syncs for a while."""
     attack.disk.stall(("sync",))
     await _alive_while_it_lasts(attack)
 
 
 async def writes_stall(attack: Attack) -> None:
-    """All calls block for a while."""
+    """Block all calls for a while."""
     attack.disk.stall()
     await _alive_while_it_lasts(attack)
 
@@ -84,14 +84,14 @@ async def _alive_while_it_lasts(attack: Attack) -> None:
 
 
 async def slow(attack: Attack) -> None:
-    """Every call takes 20 ms longer for a while."""
+    """Make every call take 20 ms longer for a while."""
     attack.disk.slow(0.02)
     await trio.sleep(1.5)
     attack.disk.heal()
 
 
 async def calls_fail(attack: Attack) -> None:
-    """Some calls fail, a few of them torn, with time to recover between them."""
+    """Make some calls fail, a few of them torn, with time to recover in between."""
     error = attack.rng.choice((errno.EIO, errno.ENOSPC))
     plan = Plan(attack.rng.randint(1, 40), 1 << 32, 151, error=error, torn=attack.rng.random() < 0.5)
     attack.disk.fail(plan)
@@ -100,21 +100,21 @@ async def calls_fail(attack: Attack) -> None:
 
 
 async def short_writes(attack: Attack) -> None:
-    """Every other write stores half of its bytes."""
+    """Make every other write store half of its bytes."""
     attack.disk.fail(Plan(1, 1 << 32, 2, error=0))
     await trio.sleep(1)
     attack.disk.heal()
 
 
 async def disk_full(attack: Attack) -> None:
-    """The file system is filled to its last byte, and freed again."""
+    """Fill the file system to its last byte, and free it again."""
     ballast = await trio.to_thread.run_sync(fill, attack.disk.root.parent)
     await trio.sleep(attack.rng.uniform(0.3, 1.5))
     ballast.unlink()
 
 
 def clock_jumps(shift: Path, ahead_s: int) -> Fault:
-    """The clock jumps by ``ahead_s``, and jumps back."""
+    """Make the clock jump by ``ahead_s``, and back."""
 
     async def jump(attack: Attack) -> None:
         write_shift(shift, ahead_s)
@@ -138,19 +138,19 @@ ALWAYS: dict[str, Fault] = {
 
 
 def on_a_disk_of_its_own(directory: Path) -> bool:
-    """True if its file system can be filled up without affecting others."""
+    """True if the directory's file system can be filled up without affecting others."""
     return os.path.ismount(directory)
 
 
 async def storm(
     directory: Path, made: Path, seed: int, *, rounds: int = 1, clocks: bool = False, sizes: str = SMALLEST
 ) -> Verdict:
-    """Run one daemon and make every fault, one after the other, with acknowledgements before and after each.
+    """Run one daemon and make every fault, one after another, with acknowledgements before and after each.
 
     Args:
-      rounds: how often each fault is made.
-      sizes: of the store.
-      clocks: the clock jumps as well, which requires libfaketime.
+      rounds: number of times that each fault is made.
+      sizes: the sizes of its store.
+      clocks: True if the clock also jumps, which requires libfaketime.
     """
     kinds, environ = dict(ALWAYS), {}
     if on_a_disk_of_its_own(directory):

@@ -1,14 +1,15 @@
-"""Possible states of a directory after a power cut: images built from ``disk.c``'s log of every change and sync.
+"""Possible states of a directory after a power cut: images built from the log that ``disk.c`` keeps of every change and
+sync.
 
 The file system is assumed to keep a journal, as ext4, XFS and Btrfs do:
 
-* the content of a file is durable up to its last sync. Of later writes, any part may survive. If they made the file
-  longer, its last block may be torn, or a block of zeros may be in the middle. If the file had been made longer before
+* the content of a file is durable up to its last sync. Any part of later writes may survive. If they extended the file,
+  its last block may be torn, or a block of zeros may be in the middle. If the file had been extended before
   (``ftruncate``), any of its sectors may survive, and the others read as before;
-* names are created, changed and removed in order, so a prefix of all these changes survives. After a sync of a file or
-  directory all changes of its names have survived, and those before them.
+* names are created, changed and removed in order, so a prefix of all these changes survives. A sync of a file or
+  directory makes all changes of its names durable, and all earlier changes.
 
-``docs/stores.md`` states that the store relies on the second.
+``docs/stores.md`` states that the store relies on the second point.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _TRUNCATES = 0o1000
 BLOCK = 4096
 SECTOR = 512
 Style = Literal["lost", "kept", "torn", "holes"]
-"""Unsynced data: all lost; all kept; a prefix kept, its last write torn; all kept but some blocks or sectors."""
+"""Unsynced data: all lost; all kept; a prefix kept, its last write torn; all kept except some blocks or sectors."""
 STYLES: tuple[Style, ...] = ("lost", "kept", "torn", "holes")
 _KIND = ("open_", "write", "sync", "rename", "unlink", "mkdir", "truncate", "rmdir")
 
@@ -37,14 +38,14 @@ class Record:
     kind: str
     fd: int
     at_s: float
-    """Time of its end, by the monotonic clock."""
+    """Time at which it ended, by the monotonic clock."""
     number: int
     one: bytes
     two: bytes
 
 
 def read_log(log: Path) -> list[Record]:
-    """Read all records; the last is left out if a kill has truncated it."""
+    """Read all records, except the last if a kill has truncated it."""
     data, at, records = log.read_bytes(), 0, []
     while at + _HEAD.size <= len(data):
         kind, fd, at_ns, number, one, two = _HEAD.unpack_from(data, at)
@@ -58,7 +59,7 @@ def read_log(log: Path) -> list[Record]:
 
 @dataclass(slots=True, eq=False)
 class File:
-    """A file, under any name: all writes, and how many of them are synced."""
+    """A file, whatever its name: all writes, and the number of synced ones."""
 
     changes: list[tuple[int, bytes | None]] = field(default_factory=list)
     """``(offset, bytes)``, or ``(size, None)`` for a truncation to a size."""
@@ -91,7 +92,7 @@ class Disk:
         self.root, self._lies = str(root), lies
         self.journal: list[Change] = []
         self.durable = 0
-        """Number of changes of names that are certain to survive."""
+        """Number of name changes that are certain to survive."""
         self.names: dict[str, File | None] = {}
         self._open: dict[int, tuple[str, File | None]] = {}
 
@@ -160,7 +161,7 @@ class Disk:
     # --- images --------------------------------------------------------------------------------
 
     def image(self, directory: Path, style: Style, rng: Random) -> None:
-        """Build a possible state after a power cut now, in a directory that does not exist yet."""
+        """Build a state that a power cut may leave now, in a directory that does not exist yet."""
         last = {"lost": self.durable, "kept": len(self.journal)}.get(style)
         survive = rng.randint(self.durable, len(self.journal)) if last is None else last
         names: dict[str, File | None] = {}
@@ -214,7 +215,7 @@ def _content(file: File, style: Style, rng: Random) -> bytes:
 
 
 def _make_holes(content: bytearray, synced: bytes, length: int, rng: Random) -> None:
-    """Revert some sectors of a file, up to its preallocated length; in what it grew by, zero a block."""
+    """Revert some sectors of a file within its preallocated length; zero a block in the extension beyond it."""
     share = rng.choice([0.1, 0.5, 0.9])
     fixed = min(length, len(content))
     before = synced.ljust(fixed, b"\0")

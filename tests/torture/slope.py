@@ -13,16 +13,16 @@ POINTS = 300
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Allowed growth of a measurement over a run: the larger of the two."""
+    """Allowed growth of a measurement over a run: the larger of ``share`` and ``at_least``."""
 
     share: float
-    """Fraction of its median."""
+    """As a fraction of its median."""
     at_least: float
     """In the measurement's unit."""
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """Return the median of the slopes of all pairs of points (Theil and Sen)."""
+    """Return the median slope of all pairs of points (Theil and Sen)."""
     step = max(1, len(times) // POINTS)
     points = list(zip(times, values, strict=True))[::step]
     slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2) if x2 > x1]
@@ -30,10 +30,10 @@ def slope(times: Sequence[float], values: Sequence[float]) -> float:
 
 
 def growth(times: Sequence[float], values: Sequence[float]) -> float:
-    """Return the slope multiplied by the duration, in the unit of the values."""
+    """Return the slope multiplied by the duration, in the values' unit."""
     return slope(times, values) * (times[-1] - times[0]) if times else 0.0
 
 
 def is_flat(times: Sequence[float], values: Sequence[float], limit: Limit) -> bool:
-    """True if it grew by no more than its limit; a decrease counts as flat."""
+    """True if the values grew by no more than the limit; a decrease counts as flat."""
     return not values or growth(times, values) <= max(limit.share * median(values), limit.at_least)

@@ -1,10 +1,10 @@
 """A long run: ``python -m tests.torture.soak --minutes 60``.
 
-A daemon gets half of the load it can take (``--load`` sets another fraction), from plain publishers, producers and
+A daemon gets half of its maximum load (``--load`` sets another fraction) from plain publishers, producers and
 transactions. Its messages live for twenty seconds; readers follow, or repeatedly read everything; a backup is made
-every few minutes; it is stopped or killed, and restarted, at a quarter and at a half of the time. Its resource usage
-and the latency of publishes are measured throughout. From the last start on, after a warm-up, all of these must be
-flat, and every reader must have seen every acknowledged message once and in order.
+every few minutes; the daemon is stopped or killed, and restarted, after a quarter and after half of the time. Its
+resource usage and the latency of publishes are measured throughout. From the last start on, after a warm-up, all
+measurements must be flat, and every reader must have seen every acknowledged message once and in order.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ SETTINGS = (
     "cache.max_bytes=4194304",
 )
 SAMPLE_S = 1.0
-#: Publishers, each sending one request after the other while the maximum load is measured.
+#: Number of publishers; while the maximum load is measured, each sends one request after another.
 PUBLISHERS = 6
 BATCH = 20
-#: Fraction of the last life to leave out, at least until messages expire: caches fill, the number of volumes settles.
+#: Fraction of the last life to leave out, at least until messages expire: caches fill, and the number of volumes levels
+#: off.
 WARM = 0.3
-#: Points of a plot: all measurements of an hour would make a file of two megabytes.
+#: Maximum points in a plot: an hour's measurements would make a file of two megabytes.
 MOST_POINTS = 300
 LIMITS = {
     "RssAnon MB": Limit(0.05, 3),
@@ -80,7 +81,7 @@ class Soak:
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     seen: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The last number of each publisher, by reader."""
+    """The last number of each publisher that a reader saw, by reader."""
     doubtful: set[tuple[str, int]] = field(default_factory=set)
     """Numbers of messages with unknown outcome."""
     begun_s: float = field(default_factory=time.monotonic)
@@ -108,7 +109,7 @@ async def publisher(soak: Soak, topic: str, name: str) -> None:
                     numbers = range(number, number + (1 if number % 3 == 0 else BATCH))
                     number = numbers.stop
                     messages = [b"%s %d %s" % (name.encode(), each, b"x" * 150) for each in numbers]
-                    # The outcome is unknown until the response arrives, even if the connection breaks here.
+                    # Until the response arrives the outcome is unknown, also if the connection breaks here.
                     soak.doubtful |= {(name, each) for each in numbers}
                     soak.unknown += 1
                     began_s = time.monotonic()
@@ -124,7 +125,7 @@ async def publisher(soak: Soak, topic: str, name: str) -> None:
 
 
 async def transactions(soak: Soak) -> None:
-    """Run consecutive transactions over two topics; roll back each third."""
+    """Run consecutive transactions over two topics; roll back every third one."""
     number = 0
     while not soak.over:
         await soak.up.wait()
@@ -146,7 +147,7 @@ async def transactions(soak: Soak) -> None:
 
 
 async def follower(soak: Soak, topic: str, name: str) -> None:
-    """Follow with long polls across restarts; messages must arrive in order and without gaps."""
+    """Follow with long polls across restarts; messages must arrive in order, without gaps."""
     position: bytes | None = None
     while not soak.over:
         await soak.up.wait()
@@ -201,7 +202,7 @@ async def rereader(soak: Soak, topic: str) -> None:
 
 
 async def backups(soak: Soak, folder: Path, pause_s: float) -> None:
-    """Alternately make a backup and remove older ones."""
+    """Make backups, and remove older ones after each."""
     while not soak.over:
         await trio.sleep(pause_s)
         await soak.up.wait()
@@ -212,7 +213,7 @@ async def backups(soak: Soak, folder: Path, pause_s: float) -> None:
             done = await trio.run_process(
                 command, check=False, capture_stdout=True, capture_stderr=True, env=clean_environ()
             )
-            if done.returncode and soak.up is life and not soak.over:  # it was not interrupted by a restart
+            if done.returncode and soak.up is life and not soak.over:  # a restart did not interrupt it
                 soak.wrong.append(
                     f"{' '.join(command[3:])} ended with {done.returncode}: {done.stderr.decode()[-300:]}"
                 )
@@ -243,7 +244,7 @@ def used_by(pid: int, directory: Path) -> dict[str, float]:
     )
     taken = 0
     for path in directory.rglob("*"):
-        with suppress(OSError):  # removed since it was listed
+        with suppress(OSError):  # removed since the listing
             taken += path.stat().st_blocks * 512
     return {
         "RssAnon MB": int(status["RssAnon"].split()[0]) / 1024,
@@ -257,7 +258,7 @@ def used_by(pid: int, directory: Path) -> dict[str, float]:
 
 
 async def soak_for(seconds: float, directory: Path, load: float) -> Soak:
-    """Do the whole run; end the daemon at the end."""
+    """Do the whole run, and end the daemon."""
     soak = Soak(Daemon(directory / "data", *SETTINGS), load=load)
     try:
         await soak.start()
@@ -285,7 +286,7 @@ async def soak_for(seconds: float, directory: Path, load: float) -> Soak:
 
 
 async def time_of_a_request(soak: Soak, look_s: float = 5.0) -> float:
-    """Measure the time per request while all publishers send at full speed; the first second is left out."""
+    """Measure the time per request while all publishers send at full speed, leaving out the first second."""
     await trio.sleep(1)
     before = len(soak.waits_ms)
     await trio.sleep(look_s)
@@ -304,7 +305,7 @@ async def restart(soak: Soak, leave: Callable[[], object]) -> None:
 
 
 def series(soak: Soak, name: str) -> tuple[list[float], list[float]]:
-    """Return the measurements to judge: those of the last life after its warm-up."""
+    """Return the measurements to judge, which are those of the last life after its warm-up."""
     end = soak.samples[-1][0]
     first = soak.restarts[-1] + max(WARM * (end - soak.restarts[-1]), 1.5 * TTL_S)
     chosen = [(at, values[name]) for at, values in soak.samples if at >= first]
@@ -312,7 +313,7 @@ def series(soak: Soak, name: str) -> tuple[list[float], list[float]]:
 
 
 def table(soak: Soak) -> list[str]:
-    """Format the measurements, and whether they are flat."""
+    """Format the measurements, and state whether each is flat."""
     lines = ["| | median | growth | may grow by | |", "|---|--:|--:|--:|---|"]
     for name, limit in LIMITS.items():
         times, values = series(soak, name)

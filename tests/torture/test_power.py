@@ -1,4 +1,4 @@
-"""Images of power cuts contain what a journalling file system may leave, and nothing else."""
+"""Images of power cuts contain only states that a journalling file system may leave."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_unsynced_data_is_lost_or_kept_whole_or_in_part(tmp_path):
 
 
 def made_longer(*calls: tuple) -> Disk:
-    """Return a disk with a synced log of 4096 zeros, and then these records."""
+    """Return a disk with a synced log of 4096 zeros, followed by these records."""
     return told(("open_", 4, CREATES, "log"), ("truncate", 4, 4096, b""), ("sync", 4, 0, b""), *calls)
 
 

@@ -1,4 +1,4 @@
-"""The slope test of the soak: noise and single spikes are flat, a leak is not."""
+"""The soak's slope test: noise and single spikes are flat, a leak is not."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A real daemon on a failing disk, and on possible remains of its directory after a power cut.
+"""A real daemon on a failing disk, and on possible states of its directory after a power cut.
 
-There are a few of each kind here; ``python -m tests.torture`` runs as many as there is time for.
+These tests make a few attacks of each kind; ``python -m tests.torture`` makes as many as time permits.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ async def test_after_a_power_cut_everything_acknowledged_is_present_and_nothing_
     rng, recording = Random(SEED), await record(tmp_path, made, SEED, sizes=sizes)
     moments = recording.moments()
     for number, style in enumerate(STYLES):
-        # One cut during the first opening, before there is anything to lose.
+        # Make one cut during the first opening, before there is anything to lose.
         moment = rng.choice(moments[: recording.ready] if number == 3 else moments[recording.ready :])
         verdict = await judge(recording, moment, style, tmp_path / str(number), SEED)
         assert verdict.is_good, str(verdict)
 
 
 async def test_a_disk_that_reports_syncs_it_did_not_make_is_found_out(tmp_path, made):
-    """Shows that images do lose data, and that the checker detects it."""
+    """This shows that images do lose data, and that the checker detects it."""
     recording = await record(tmp_path, made, SEED, acknowledged=20)
     verdict = await judge(recording, len(recording.records), "lost", tmp_path / "image", SEED, lies=".log")
     assert {kind for kind, _ in verdict.anomalies} >= {"lost"}, str(verdict)

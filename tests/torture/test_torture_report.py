@@ -1,4 +1,4 @@
-"""The report of the torture, and the checks of the soak's readers."""
+"""The report of ``make torture``, and the checks of the soak's readers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_report_counts_what_was_done_and_names_what_is_wrong():
 
 @pytest.fixture
 def soak(tmp_path: Path) -> Soak:
-    """A soak without a running daemon, whose reader has seen the messages 0 and 1 of p."""
+    """A soak without a running daemon, whose reader has seen messages 0 and 1 of p."""
     soak = Soak(Daemon(tmp_path / "data"))
     look(soak, "r", None, b"a", b"p 0 x")
     look(soak, "r", b"a", b"b", b"p 1 x")

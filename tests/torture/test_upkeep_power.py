@@ -25,7 +25,7 @@ Rows = list[tuple[bytes, bytes]]
 
 
 class Recorded:
-    """A course, and all writes to its disk."""
+    """A course and all its writes to the disk."""
 
     def __init__(self, course: str, directory: Path, made: Path) -> None:
         self.disk = Disk(directory / "data", made, log=True)
@@ -43,7 +43,7 @@ class Recorded:
         )
 
     def image(self, moment: int, style: Style, directory: Path, seed: int, lies: str = "") -> Path:
-        """Build a possible image after a power cut at ``moment`` records."""
+        """Build an image that a power cut after ``moment`` records may leave."""
         told = Told.that_was_reported(self.disk.root, self.records[:moment], lies)
         told.image(directory, style, Random(seed))
         return directory
@@ -107,7 +107,7 @@ async def test_a_power_cut_while_a_directory_of_version_0_1_is_taken_over_loses_
 
 
 async def test_a_disk_that_reports_syncs_it_did_not_make_is_detected_after_a_rewrite(tmp_path, made):
-    """Shows that these images lose data in a power cut."""
+    """This shows that a power cut loses data in these images."""
     recorded = Recorded("rewriting", tmp_path, made)
     image = recorded.image(recorded.at(upkeep.TIDIED), "lost", tmp_path / "image", SEED, lies=".ldb")
     try:

@@ -1,7 +1,8 @@
 """Load that keeps a store's upkeep busy: volumes are sealed, dropped and rewritten, topics are created and deleted.
 
-Messages that stay are part of the history: they are in topics with a single message each, the only live ones in most
-volumes. The checker cannot judge messages that expire or are deleted with their topic; these are compared here at once.
+Messages that stay are part of the history: they are in topics with a single message each, the only live rows in most
+volumes. The checker cannot judge messages that expire or are deleted with their topic; this module compares them at
+once.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from tests.cluster.voices import EXPECTED, Doubt, NotSent, Refused, Stage, Voice
 from tests.cluster.writers import publish
 from tests.daemon.talk import topic_path
 
-#: A topic whose messages live for a second, so that there are always some to remove.
+#: A topic whose messages live for a second, so that there are always messages to remove.
 FLEETING = "fleeting"
 #: A topic that is repeatedly deleted and created.
 GOING = "going"
-#: Topics with a single message each; a small number, because each is read at every end.
+#: Number of topics with a single message each; small, because each is read at every end.
 SINGLES = 12
 PAUSE_S = 0.01
 
@@ -43,7 +44,7 @@ async def churn(stage: Stage, seed: int) -> None:
 
 
 async def singles(stage: Stage, seed: int) -> None:
-    """Create topics with one message each over the whole time, so that some volumes have few live messages."""
+    """Create topics with one message each throughout the run, so that some volumes have few live messages."""
     async with stage.voice(seed) as voice:
         for number in range(SINGLES):
             write = Write(f"single-{number}", (b"the only one of %d" % number,), 0.0)
@@ -63,7 +64,7 @@ async def singles(stage: Stage, seed: int) -> None:
 
 
 async def come_and_go(stage: Stage, seed: int) -> None:
-    """Create, write, read and delete a topic repeatedly: it must only have messages of its generation."""
+    """Create, write, read and delete a topic repeatedly; it must contain only messages of its generation."""
     async with stage.voice(seed) as voice:
         voice.expected = EXPECTED | {"topic_not_found"}
         gone: set[bytes] = set()
@@ -92,12 +93,12 @@ async def _payloads(voice: Voice) -> set[bytes]:
     return {payload for _, payload in answer.messages()}
 
 
-#: Load next to the writers that the checker judges.
+#: Load in addition to the writers that the checker judges.
 BUSTLE = (churn, singles, come_and_go)
 
 
 async def read_singles(stage: Stage) -> None:
-    """Add the topics with single messages to the history's logs; a missing one is created, and is empty."""
+    """Add the topics with single messages to the history's logs; a missing topic is created, and is empty."""
     async with stage.voice(4) as voice:
         for topic in {write.topic for write in stage.history.writes} - set(stage.topics):
             await at_last(stage, partial(voice.tell, "PUT", topic_path(topic, "?ifNotExists=true"), {}))
@@ -106,7 +107,7 @@ async def read_singles(stage: Stage) -> None:
 
 
 async def lost_since(stage: Stage, history: History, before_s: float) -> list[str]:
-    """Describe missing messages that were acknowledged (in a transaction: committed) before a moment."""
+    """Describe missing messages that were acknowledged before a moment, or in a transaction, committed."""
     wanted = [
         write
         for write in history.writes

@@ -1,4 +1,4 @@
-"""A collector of traces: receives OTLP over HTTP like the real ones, and stores the spans."""
+"""A trace collector: receives OTLP over HTTP like real collectors, and stores the spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces from publish to the work for each message: real programs, a real daemon, and a collector over HTTP."""
+"""Traces from a publish to the processing of each message: real programs, a real daemon, and a collector over HTTP."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def post(daemon: Daemon, path: str, body: object, **headers: str) -> int:
         connection.close()
 
 
-#: A program that sets OpenTelemetry up as its documentation says, independent of plainsong's tracing.
+#: A program that sets up OpenTelemetry as its documentation says, independently of plainsong's tracing.
 SET_UP = """
 import sys
 from opentelemetry import trace
@@ -83,7 +83,7 @@ def run(program: str, *arguments: str, set_up: bool = True) -> str:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_publish_gives_its_trace_to_each_message_that_has_none(tmp_path, processes):
-    """This works without OpenTelemetry at either end, for any program that sends the header."""
+    """This works without OpenTelemetry on either side, for any program that sends the header."""
     with Daemon(tmp_path / "data", f"http.processes={processes}") as daemon, Client(url_of(daemon)) as client:
         client.create_topic("orders")
         body = {
@@ -162,7 +162,7 @@ def test_a_trace_goes_from_publish_through_the_daemon_to_the_poll_and_the_work(t
 
 
 def test_every_way_of_publishing_has_a_span_and_its_messages_lead_to_their_origin(tmp_path, collector):
-    """A batched message leads to the span in which it was handed over, not to the thread that sent it."""
+    """A batched message leads to the span in which the program published it, not to that of the thread that sent it."""
     topics = ("plain", "gathered", "produced", "streamed", "transacted", "atomic", "awaited")
     with Daemon(tmp_path / "data") as daemon:
         said = run(
@@ -235,7 +235,7 @@ def test_the_daemon_records_requests_of_recorded_traces_once_and_no_others(tmp_p
             assert post(daemon, "orders/publish", {"messages": ["a", "b"]}, traceparent=parent) == 200
         assert post(daemon, "orders/poll", {}, traceparent=PARENT) == 200
         assert collector.one("poll default:orders").parent == SPAN
-        assert collector.one("publish default:orders").parent == SPAN  # may come from another front end, later
+        assert collector.one("publish default:orders").parent == SPAN  # may arrive later, from another front end
         daemon.stop()
     found = [(each.name, each.trace, each.parent) for each in collector.spans()]
     assert sorted(found) == [("poll default:orders", TRACE, SPAN), ("publish default:orders", TRACE, SPAN)]
@@ -309,7 +309,7 @@ def test_spans_that_a_slow_collector_does_not_take_are_dropped_beyond_the_bound(
 
 
 def test_the_daemons_span_ends_before_the_answer_is_sent():
-    """So it is within the client's span, even if the daemon is interrupted after sending."""
+    """The daemon's span is thus within the client's, even if the daemon is interrupted after sending."""
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     from broker.api.routes import ROUTES

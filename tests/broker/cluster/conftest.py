@@ -7,7 +7,7 @@ import pytest
 from tests.patience import PATIENCE_S
 
 #: The time-outs of the search for an owner, and of calls to the transaction service and to other instances. In the
-#: daemon they are a second or two, and a test machine may stall for longer.
+#: daemon they are a second or two, but a test machine may stall for longer.
 WAITS = (
     "broker.cluster.owners.PATIENCE_S",
     "broker.cluster.forward.PATIENCE_S",

@@ -1,4 +1,4 @@
-"""Whole daemons as ``plainsong serve`` runs them, several in one process: a real ZooKeeper, and shared memory."""
+"""Whole daemons as ``plainsong serve`` runs them, several in one process, with a real ZooKeeper and shared memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.patience import PATIENCE_S
 
 TOPICS = "/v1/namespaces/ns/topics"
 
-#: Longer than any test: a session ends with its daemon, and not because the machine stalled.
+#: Longer than any test, so that a session ends with its daemon, not because the machine stalled.
 SESSION_S = 5 * PATIENCE_S
 
-#: The daemon that a task belongs to.
+#: The daemon to which a task belongs.
 MINE = ContextVar("MINE")
 
 
@@ -52,7 +52,7 @@ class Daemon:
         return [each["payload"] for each in await self.call("POST", f"{TOPICS}/{topic}/poll", json=body)]
 
     async def until(self, true):
-        """Ask for the cluster until ``true(answer)``; return the last answer."""
+        """Request the cluster's state until ``true(answer)``; return the last answer."""
         with trio.fail_after(PATIENCE_S):
             found = await self.cluster()
             while not true(found):
@@ -64,7 +64,7 @@ class Daemon:
         self.stop.set()
 
     def kill(self):
-        """End at once, and the session too."""
+        """End at once, together with the session."""
         self.life.cancel()
 
 
@@ -94,7 +94,7 @@ class Daemons(dict):
         return daemon
 
     async def together(self):
-        """Wait until each daemon sees all of them with their shares of the topics."""
+        """Wait until each daemon sees all daemons with their shares of the topics."""
         shares = dict.fromkeys(self, 64)
         for daemon in self.values():
             await daemon.until(lambda found: {each["name"]: each["slices"] for each in found["instances"]} == shares)
@@ -117,7 +117,8 @@ async def _run(daemon, task_status):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(run)
                 await there.wait()
-                # ``verify``: there is no TLS here, and loading the system's certificates takes tens of milliseconds.
+                # ``verify=False``: there is no TLS here, and loading the system's certificates takes tens of
+                # milliseconds.
                 url = daemon.address
                 async with httpx.AsyncClient(base_url=url, verify=False, timeout=2 * PATIENCE_S) as daemon.http:
                     task_status.started()
@@ -144,7 +145,7 @@ async def _stop_on_request(stop):
 
 @asynccontextmanager
 async def daemons(ensemble, monkeypatch, *names, **values):
-    """Run daemons that see each other; those still running leave at the end.
+    """Run daemons that see one another; those still running leave at the end.
 
     Their time-outs for ZooKeeper and for a topic's next owner are long, so that a stalled machine causes no failure.
     """

@@ -1,4 +1,4 @@
-"""Large answers through an instance that does not own their topic: the same bytes, buffered only at the owner."""
+"""Large answers through an instance that does not own the topic: the same bytes, buffered only at the owner."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_the_state_of_a_joining_or_leaving_instance_has_its_number_of_topic_slic
     there = {"name": "b", "address": "b:1", "leaving": False, "drained": False, "weight": 100, "topicsOpen": 3}
     states = [_row({**there, "slices": slices, "drained": slices < 40}, "a")[2] for slices in (64, 40, 12, 0)]
     assert states == ["there", "40/64", "drained, 12/64", "drained"]
-    assert _row({**there, "slices": 0}, "a")[2] == "0/64"  # it has just joined
+    assert _row({**there, "slices": 0}, "a")[2] == "0/64"  # the instance has just joined
 
 
 async def test_drain_returns_when_the_topics_have_moved(three, cli):

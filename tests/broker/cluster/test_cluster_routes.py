@@ -222,7 +222,7 @@ async def test_a_second_instance_of_one_name_is_refused(ensemble, monkeypatch):
 
 
 async def started_concurrently(each, name, **values):
-    """Start one more daemon, whose end does not end the others."""
+    """Start another daemon, whose end does not end the others."""
     async with trio.open_nursery() as nursery:
         each._nursery = nursery
         await each.start(name, **values)
@@ -233,7 +233,7 @@ async def test_an_instance_whose_name_is_taken_is_not_ready_and_says_why(ensembl
         a = each["a"]
         membership = a.membership
         path = f"{ensemble.path}/instances/a"
-        await membership._reading.acquire()  # delays its notice
+        await membership._reading.acquire()  # delays the notice
         node = await membership._zookeeper.get(path)
         await membership._zookeeper.delete(path, node.version)
         async with trio.open_nursery() as nursery:

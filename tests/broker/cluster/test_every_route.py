@@ -1,8 +1,8 @@
-"""The walk: every route with every verb, at a topic's owner, at another instance, and at front ends.
+"""A walk over every route with every verb, at a topic's owner, at another instance, and at front ends.
 
-The verbs that each operation needs are repeated here from the contract, so that a route declared with a weaker verb
-fails here. The daemons are those of ``daemons``, with a real ZooKeeper, links that prove a secret, and front ends in
-processes of their own.
+The verbs that each operation needs are repeated here from the contract, so that a route that is declared with a weaker
+verb fails the test. The daemons come from ``daemons``, with a real ZooKeeper, links that prove a secret, and front ends
+in separate processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.patience import PATIENCE_S
 from tests.security.named import PLACES
 
 LOOK = "inspect poll publish admin operate"
-#: For each operation: the verbs, any of which suffices, and the object they are needed on.
+#: For each operation, the verbs, any of which suffices, and the object on which it is needed.
 CONTRACT = {
     "list_topics": ("publish poll inspect transact operate admin", "within"),
     "create_topic": ("admin", "topic"),
@@ -108,7 +108,7 @@ CONTRACT = {
     "openapi": ("", "name"),
     "asyncapi": ("", "name"),
 }
-#: Names, and the verbs of each with their object.
+#: Names, and each name's verbs with their objects.
 GRANTED = {
     **{verb: (verb, "ns:* service") for verb in VERBS},
     "everything-on-topics": ("all", "ns:*"),
@@ -120,12 +120,12 @@ GRANTED = {
 NO_IDENTITY = "nobody"
 #: Bodies whose requests cannot succeed.
 BODIES = {"begin": "{}"}
-#: Headers that differ between equal answers.
+#: Headers that may differ between equal answers.
 ALTERS = ("date", "x-request-id", "connection")
 
 
 def may(name, route):
-    """True if the contract admits a name to a route."""
+    """True if the contract allows a name to use a route."""
     verbs, on = CONTRACT[route]
     if on in ("nobody", "topics"):
         return True
@@ -157,7 +157,7 @@ def ensemble(zookeeper):
 
 @asynccontextmanager
 async def named_cluster(ensemble, monkeypatch, folder):
-    """Instances ``a`` and ``b``, the second with front ends; each owns a topic that exists and one that does not."""
+    """Run instances ``a`` and ``b``, the second with front ends; each owns an existing topic and a nonexistent one."""
     tokens = {name: new_token(secrets.choice) for name in (*GRANTED, "walker")}
     hashes = {name: hash_of(token) for name, token in tokens.items()}
     entries = [TokenEntry(id_of(hashed), name, hashed, 0, None) for name, hashed in hashes.items()]
@@ -215,7 +215,7 @@ class Walk:
                 await self._asks_for_many(route)
             else:
                 for owner in "ab" if "{topic}" in route.path else "a":
-                    # To a topic that does not exist, so that the request changes nothing.
+                    # Sent to a topic that does not exist, so that the request changes nothing.
                     answer = await self._ask(route, f"absent-{owner}")
                     if answer.status_code in (401, 403) or answer.status_code == 500:
                         self._note(route, answer, "let in")
@@ -241,7 +241,7 @@ class Walk:
             self._wrong.append((self._at, self._name, route.name, "the same whatever exists", said))
 
     async def _asks_for_many(self, route):
-        """Each topic has its own answer, and that of a topic without a grant says nothing more."""
+        """Check that each topic has its own answer, and that one for a topic without a grant says nothing more."""
         topics = {f"{kind}-{owner}": {} for kind in ("exists", "absent") for owner in "ab"}
         answer = await self._http.post("/v1/namespaces/ns/poll", json={"topics": topics})
         self.asked += 1

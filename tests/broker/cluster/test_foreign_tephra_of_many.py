@@ -1,4 +1,4 @@
-"""Several instances with one external Tephra: each applies its decisions, and one passes for all."""
+"""Several instances with one external Tephra: each applies its decisions, and one runs the passes for all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERVICE = "/v1/transactions"
 
 
 async def a_tephra(nursery):
-    """Start a separate transaction service with Tephra's interface and no topics; return it with its address."""
+    """Start a separate transaction service with Tephra's interface and no topics; return it and its address."""
 
     async def no_topic(name, ask):
         raise AssertionError(f"{name} was asked {ask}")
@@ -55,8 +55,8 @@ async def a_tephra(nursery):
 
 @pytest.fixture
 async def harness(nursery, monkeypatch):
-    """The Tephra, and instances a, b and c with a topic each (``at_a`` and so on); a passes."""
-    monkeypatch.setattr("actors.tephra.STALE_AFTER", 2_000)  # a state that is refreshed often is never stale
+    """The Tephra, and instances a, b and c with one topic each (``at_a`` and so on); a runs the passes."""
+    monkeypatch.setattr("actors.tephra.STALE_AFTER", 2_000)  # a state that is refreshed often does not become stale
     tephra, address = await a_tephra(nursery)
     settings = {"service": "tephra", "tephra": address, "tephra_refresh_s": 0.05, "max_lifetime_s": 0}
     given = {f"transactions__{name}": value for name, value in settings.items()}
@@ -82,7 +82,7 @@ async def committed(node, topic):
 
 
 async def soon(ask, wanted):
-    """Wait for as many refreshes as it takes."""
+    """Wait for as many refreshes as necessary."""
     with trio.fail_after(PATIENCE_S):
         while await ask() != wanted:  # noqa: ASYNC110 - there is no notification of a refresh
             await trio.sleep(0.01)

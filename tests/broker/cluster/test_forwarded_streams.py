@@ -1,4 +1,4 @@
-"""Forwarding of bodies that are not one answer: polls of any length, and WebSocket streams of publishes."""
+"""Forwarding of bodies that are not a single answer: polls of any length, and WebSocket streams of publishes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def nodes():
 
 
 async def poll_of_any_length(node):
-    """Start a version 1 poll on a socket of its own, and read nothing from it yet."""
+    """Start a version 1 poll on a new socket, without reading from it yet."""
     host, _, port = node.address.partition(":")
     socket = await trio.open_tcp_stream(host, int(port))
     body = AVRO.encode_poll(PollRequest(None, True, None))
@@ -67,7 +67,7 @@ async def test_a_reader_that_stops_pauses_the_owner_and_fills_no_memory(nodes):
     async with await poll_of_any_length(nodes["a"]) as socket:
         await calm()
         pages = budget.hits + budget.misses - before
-        assert 0 < pages < 20  # of twenty-four; the owner holds the rest back
+        assert 0 < pages < 20  # of twenty-four; the owner holds back the rest
         assert sum(link.under_way for _, link in nodes["a"].cluster.links) == 1
         reply = await Reader(socket).reply()
         assert len(reply.body) > 24_000_000
@@ -267,7 +267,7 @@ async def test_a_stream_without_an_owner_refuses_each_request(nodes, monkeypatch
 
 
 async def test_a_sender_that_reads_no_answers_is_paused_and_fills_no_memory(nodes):
-    """Both ends bound what is under way; the bytes of a payload are released once it is answered."""
+    """Both ends bound the bytes in progress; a payload's bytes are released once it is answered."""
     nodes["b"].store.reachable = trio.Event()
     sent = 0
     async with open_stream(nodes["a"]) as stream:
@@ -275,7 +275,7 @@ async def test_a_sender_that_reads_no_answers_is_paused_and_fills_no_memory(node
             for number in range(400):
                 await stream.send(request(number, b"x" * 100_000))
                 sent = number + 1
-        assert sent < 250  # 8 MiB under way at each end, and what connections buffer
+        assert sent < 250  # 8 MiB in progress at each end, plus the connections' buffers
         nodes["b"].store.reachable.set()
         assert {status for _, status, _ in await stream.answers(sent)} == {200}
     await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == 0)

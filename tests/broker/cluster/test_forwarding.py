@@ -1,4 +1,4 @@
-"""Any instance answers any request: it runs once, at the owner, and the answer names the owner."""
+"""Any instance answers any request: the request runs once, at the owner, and the answer names the owner."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def nodes():
 
 @pytest.fixture
 def briefly(monkeypatch):
-    """Shorten the search for an owner to this many seconds."""
+    """Shorten the search for an owner to the given number of seconds."""
     for module in (broker.cluster.owners, broker.cluster.forward, broker.cluster.remote_stream):
         monkeypatch.setattr(module, "PATIENCE_S", 0.3)
     return 0.3
@@ -113,7 +113,7 @@ async def test_bodies_are_bounded_and_decompressed_where_they_arrive(nodes):
         await small["x"].call("POST", PUBLISH, content=b"x" * 1001, status=413)
         gzipped = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
         await small["x"].call("POST", PUBLISH, content=b"no gzip", headers=gzipped, status=400)
-        # The owner was only asked whether the topic exists, so it inflated no body.
+        # The owner was asked only whether the topic exists, so it inflated no body.
         assert small["x"].metric("plainsong_forwarded_requests_total", direction="out") == 1
 
 
@@ -274,7 +274,7 @@ async def test_a_client_that_leaves_ends_its_poll_at_the_owner(nodes):
             await until(lambda: nodes["b"].parked("ns:t") == 1)
             client.cancel()
     await until(lambda: nodes["b"].parked("ns:t") == 0)
-    # The parked poll is asked again without waiting: the client may have closed only its sending half.
+    # The parked poll is sent again without a wait, since the client may have closed only its sending half.
     await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == 0)
 
 
@@ -343,4 +343,4 @@ async def test_readyz_names_needed_instances_that_cannot_be_reached(nodes, brief
     assert ready["cluster"] == {"instance": "a", "instances": 3, "zookeeper": True, "since": 5, "unreachable": ["b"]}
     nodes.there.remove("b")
     nodes.move("ns:t", "c", seen_by="ac")
-    assert me.cluster.links.unreachable == {}  # it is gone, and no request goes to it any more
+    assert me.cluster.links.unreachable == {}  # the instance is gone, and no more requests go to it

@@ -19,7 +19,7 @@ RECEIPT = {**JSON, "Prefer": "return=representation"}
 V1, V2 = {"Content-Type": AVRO.content_type}, {"Content-Type": AVRO_2.content_type}
 MANY = b"x" * 3000
 
-#: Route, method, path, body, headers; in this order, on a topic that does not exist yet.
+#: Route, method, path, body and headers; requested in this order, on a topic that does not exist yet.
 COURSE = [
     ("get_topic", "GET", T, None, {}),
     ("publish", "POST", T + "/publish", {"messages": ["early"]}, JSON),
@@ -150,14 +150,14 @@ COURSE = [
     ("console_slash", "GET", "/console/", None, {}),
     ("console_file", "GET", "/console/main.js", None, {}),
 ]
-#: Answers that depend on the time, or on the instance.
+#: Routes whose answers depend on the time or the instance.
 OF_THE_INSTANCE = {
     *("readyz", "metrics", "topic_metrics", "asyncapi", "begin_backup", "start_scrub", "get_scrub", "get_replication"),
     *("take_over", "switch_primary"),
 }
-#: Endless answers, and those that combine all instances; each is tested elsewhere.
+#: Routes with endless answers, and with answers that combine all instances; each is tested elsewhere.
 OF_ALL = {"follow", "get_events", "get_attention", "list_all_topics"}
-#: Routes that the owner answers. Each instance answers those of transactions itself: this cluster has no service.
+#: Routes that the owner answers. Each instance answers transaction routes itself, since this cluster has no service.
 OF_TOPICS = {route.name for route in ROUTES if route.owner in ("topic", "namespaces")}
 
 
@@ -175,7 +175,7 @@ def test_the_scenario_visits_every_route():
 
 
 def meaning(answer, topic):
-    """Return status, headers and body, without the parts that differ between topics or moments."""
+    """Return the status, headers and body, without the parts that differ between topics or moments."""
     ignored = {"date", "x-request-id", "plainsong-owner", "content-length"}
     headers = sorted((name, value) for name, value in answer.headers.items() if name not in ignored)
     return answer.status_code, blurred(repr(headers), topic), blurred(answer.content.decode("latin-1"), topic)
@@ -191,7 +191,7 @@ def blurred(text, topic):
 
 
 async def taken(node, topic):
-    """Run the course on a topic of its own through one instance; return each answer and whether it was forwarded."""
+    """Run the course on a separate topic through one instance; return each answer, and True if it was forwarded."""
     told = []
     for name, method, path, body, headers in COURSE:
         content = body if isinstance(body, bytes | None) else json.dumps(body).replace("{topic}", topic).encode()
@@ -228,7 +228,7 @@ def is_of_the_topic(answered):
     return answered.name in OF_TOPICS and not refused_by_the_door and not name_that_cannot_be
 
 
-#: ``{id}`` is the id that begin returned; in this order, once through each instance.
+#: ``{id}`` is the id that begin returned; sent in this order, once through each instance.
 TRANSACTIONS = [
     ("POST", "/v1/transactions", {"type": "short", "timeoutSeconds": 30, "clientId": "me"}),
     ("GET", "/v1/transactions/{id}", None),
@@ -251,7 +251,7 @@ TRANSACTIONS = [
 
 
 async def decided(node):
-    """Run ``TRANSACTIONS`` through one instance; return each answer and whether it was forwarded."""
+    """Run ``TRANSACTIONS`` through one instance; return each answer, and True if it was forwarded."""
     told, current = [], ""
     for method, path, body in TRANSACTIONS:
         content = None if body is None else json.dumps(body).replace('"{id}"', current)

@@ -1,4 +1,4 @@
-"""Streams through an instance's front end name the owner, and refuse in the same words, as those without one do."""
+"""Streams through an instance's front end name the owner and refuse in the same words as streams without one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUDGET = 1 << 30
 
 @asynccontextmanager
 async def front_end_of(node):
-    """Return the object that answers for a front end of ``node``, and its link."""
+    """Return the object that answers a front end of ``node``, and its link."""
     ours, theirs = socketpair()
     service = node.service
     answering = Answering(

@@ -1,4 +1,4 @@
-"""Requests under way at an owner that freezes: sent to the next owner, or 503 outcome_unknown; never late."""
+"""Requests in progress at an owner that freezes are sent to the next owner, or get 503 outcome_unknown; never late."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.broker.cluster.relay import ways
 from tests.patience import PATIENCE_S
 from tests.waiting import until
 
-#: Longer than any test: a request that ends sooner has not waited for the link's silence limit.
+#: Longer than any test, so that a request that ends sooner has not waited for the link's silence limit.
 SILENCE_S = 600.0
 #: A wait longer than the tests' patience: a poll that does not continue fails the test.
 LONG_WAIT_MS = 3_600_000
@@ -42,7 +42,7 @@ async def frozen(request, monkeypatch):
 
 
 async def sent(nodes, number=1):
-    """Wait until ``number`` calls are under way from a."""
+    """Wait until ``number`` calls from a are in progress."""
     await until(lambda: sum(link.under_way for _, link in nodes["a"].cluster.links) == number)
 
 
@@ -58,7 +58,7 @@ LOOKS = {
 
 @asynccontextmanager
 async def asked(frozen, look):
-    """Run a read-only request on a topic whose owner is frozen; it is answered before the block ends."""
+    """Run a read-only request on a topic whose owner is frozen; it gets its answer before the block ends."""
     frozen.move("ns:v", "a")
     await frozen["a"].create("v")
     method, path, body = LOOKS[look]
@@ -157,7 +157,7 @@ async def test_an_owner_that_stops_in_good_order_answers_what_it_accepted(frozen
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(frozen["a"].publish, "t", "two")
-            await until(lambda: reachable.statistics().tasks_waiting)  # b has received it
+            await until(lambda: reachable.statistics().tasks_waiting)  # b has received the request
             frozen.there.remove("b")
             frozen.move("ns:t", "c")
             await until(lambda: proved)

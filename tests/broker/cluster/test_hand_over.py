@@ -65,7 +65,7 @@ async def all_of(node):
 
 
 async def publishing(nodes, said, writers, messages, between):
-    """Run writers that each rotate through all instances, while ``between`` runs."""
+    """Run writers, each of which rotates through all instances, while ``between`` runs."""
 
     async def write(writer):
         for number in range(messages):
@@ -102,7 +102,7 @@ async def test_a_topic_that_changes_hands_repeatedly_loses_and_doubles_nothing(n
     await publishing(nodes, said, 6, 60, move)
     said.check(await all_of(nodes["a"]))
     assert moves > 5
-    # Every client was redirected: no publish was refused, and none has an unknown outcome.
+    # Every client was redirected: no publish was refused or has an unknown outcome.
     assert len(said.acknowledged) == 360
 
 

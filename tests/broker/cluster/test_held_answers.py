@@ -1,4 +1,4 @@
-"""Answers on a link are sent in pieces, whatever they consist of, and are counted until they are sent."""
+"""Answers on a link are sent in pieces, whatever they contain, and count against the budget until they are sent."""
 
 from __future__ import annotations
 

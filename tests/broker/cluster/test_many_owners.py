@@ -1,4 +1,4 @@
-"""One poll of topics with several owners answers as one instance would, and wakes when any of them has messages."""
+"""A poll of topics with several owners returns what one instance would, and wakes when any topic has messages."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_a_topic_without_an_owner_is_reported_in_its_place_and_the_others_
 async def test_a_poll_makes_at_most_one_hop_when_instances_disagree_about_owners(nodes, monkeypatch):
     monkeypatch.setattr("broker.cluster.forward.PATIENCE_S", 0.2)
     for topic in ("t-b", "u-b"):
-        nodes.move(f"ns:{topic}", "c", seen_by="b")  # c does not have the new view yet
+        nodes.move(f"ns:{topic}", "c", seen_by="b")  # c has not received the new view yet
     told, _ = await poll(nodes["a"], "t-b", "u-b")
     assert {each["error"]["code"] for each in told.values()} == {"no_owner"}
     assert nodes["c"].metric("plainsong_forwarded_requests_total", direction="in") == 1  # from the creation of t-c

@@ -34,11 +34,11 @@ from tests.patience import PATIENCE_S
 from tests.zookeeper_server import ZooKeeperServer
 
 TOPICS = [TopicName("ns", f"t{number}") for number in range(300)]
-#: Longer than any test, so that a stalled machine loses no session.
+#: Longer than any test, so that no session is lost if the machine stalls.
 SESSION_S = 5 * PATIENCE_S
-#: For sessions that are to expire, and for clients that are to be replaced.
+#: For sessions that must expire, and for clients that must be replaced.
 BRIEF_S = 1.0
-#: For sessions that must reconnect: kazoo's client may get stuck in that, and is replaced after two sessions.
+#: For sessions that must reconnect: kazoo's client may hang in that, and is replaced after two session time-outs.
 EXPIRING_S = 10.0
 
 paths = count()
@@ -71,7 +71,7 @@ def member(ensemble, name, *, weight=100, session_s=SESSION_S, access=None, proo
 
 @asynccontextmanager
 async def running(ensemble, name, *, address=None, enter=True, **options):
-    """Run an instance that has entered and has no open topic to wait for."""
+    """Run an instance that has joined and has no open topic to wait for."""
     me = member(ensemble, name, **options)
     async with trio.open_nursery() as nursery:
         await nursery.start(me.run)
@@ -190,7 +190,7 @@ async def test_an_instance_that_ends_is_gone_at_once_and_not_at_the_end_of_its_s
     async with running(ensemble, "b") as b:
         async with running(ensemble, "a"):
             await until(lambda: len(b.instances) == 2, b)
-        with trio.fail_after(PATIENCE_S):  # shorter than that session
+        with trio.fail_after(PATIENCE_S):  # shorter than the session
             await until(lambda: owned(b) == set(TOPICS), b)
 
 
@@ -227,7 +227,7 @@ async def test_an_instance_with_another_secret_or_none_takes_no_part_until_the_o
     ):
         async with running(ensemble, "b", proof="ours") as b:
             await until_shared(a, b)
-            with trio.fail_after(PATIENCE_S):  # it returns without being let in
+            with trio.fail_after(PATIENCE_S):  # it returns without having been admitted
                 await odd.enter("stranger:7420")
             assert odd.kept_out_by in ("a:7420", "b:7420")
             assert "nothing is owned" in caplog.text
@@ -248,7 +248,7 @@ async def test_an_instance_with_another_secret_or_none_takes_no_part_until_the_o
 async def test_of_two_instances_with_different_secrets_that_join_at_the_same_time_the_first_stays(ensemble):
     async with running(ensemble, "a", proof="ours") as a, running(ensemble, "b", proof="other", enter=False) as b:
         found = Membership._find_strangers
-        b._find_strangers = lambda members: found(b, members) if b.entered else None  # before its own node exists
+        b._find_strangers = lambda members: found(b, members) if b.entered else None  # before b's own node exists
         await b.enter("b:7420")
         await until(lambda: b.kept_out_by == "a:7420", b)
         assert not b.entered
@@ -282,7 +282,7 @@ async def test_an_instance_that_restarts_after_a_crash_takes_its_own_place_befor
     node = b'{"address": "a:7420", "weight": 100, "leaving": false}'
     died.create(f"{ensemble.path}/instances/a", node, ephemeral=True, makepath=True)
     try:
-        with trio.fail_after(PATIENCE_S):  # shorter than that session
+        with trio.fail_after(PATIENCE_S):  # shorter than the session
             async with running(ensemble, "a") as a:
                 assert owned(a) == set(TOPICS)
     finally:
@@ -301,11 +301,11 @@ async def test_an_expired_session_is_followed_by_another_with_our_node_in_it(ens
         await until(lambda: len(a.instances) == len(b.instances) == 2 and owned(a) | owned(b) == set(TOPICS), a, b)
         node = await b._zookeeper.get(f"{ensemble.path}/instances/a")
         assert node.session == a._zookeeper.session
-        assert node.session in told  # it was reported lost, although the view may be the same as before
+        assert node.session in told  # it was reported as lost, although the view may be the same as before
 
 
 async def expire(membership):
-    """End its session from another client, which takes it over and closes it."""
+    """End the instance's session from another client, which takes the session over and closes it."""
     client = membership._zookeeper._client
     thief = KazooClient(hosts=",".join(f"{h}:{p}" for h, p in client.hosts), client_id=client.client_id)
     await trio.to_thread.run_sync(thief.start)
@@ -319,7 +319,7 @@ async def test_an_instance_whose_name_was_taken_after_its_session_expired_owns_n
     async with running(ensemble, "a", address="one:7420") as a:
         path = f"{ensemble.path}/instances/a"
         node = await a._zookeeper.get(path)
-        await a._reading.acquire()  # delays its notice
+        await a._reading.acquire()  # delays the notice
         await a._zookeeper.delete(path, node.version)
         async with running(ensemble, "a", address="two:7420") as other:
             a._reading.release()
@@ -341,7 +341,7 @@ async def test_owners_continue_while_zookeeper_is_away_except_for_topics_that_ot
         a.deposed(TOPICS[0])
         assert not a.is_mine(TOPICS[0])
         assert a.owner(TOPICS[0]) is None
-        await trio.sleep(1.5)  # long enough to show that the view is not read again by itself
+        await trio.sleep(1.5)  # long enough to show that the view is not reread by itself
         assert owned(a) == set(TOPICS[1:])
         with pytest.raises(ClusterUnavailable):
             await a.change_placement(lambda placement: placement.with_drained("a", drained=True))
@@ -374,14 +374,14 @@ async def test_an_unresponsive_zookeeper_delays_nothing(own_server, monkeypatch)
 
 async def test_instances_rejoin_when_zookeeper_has_lost_all_data(own_server):
     ensemble = Ensemble(own_server.address, "/plainsong")
-    # A client is replaced after two sessions without an answer.
+    # A client is replaced after two session time-outs without an answer.
     async with running(ensemble, "a", session_s=BRIEF_S) as a, running(ensemble, "b", session_s=BRIEF_S) as b:
         await until_shared(a, b)
         sessions = {a._zookeeper.session, b._zookeeper.session}
         own_server.kill()
         shutil.rmtree(own_server.directory / "data")
         await trio.to_thread.run_sync(own_server.start)
-        # The server refuses a client that has seen a later state than its own; only a new client is let in.
+        # The server refuses a client that has seen a later state than the server's own, and accepts only a new client.
         await until(lambda: {a._zookeeper.session, b._zookeeper.session}.isdisjoint(sessions), a, b)
         await until(lambda: a.connected and b.connected, a, b)
         await until_shared(a, b)

@@ -30,6 +30,6 @@ async def test_a_daemon_with_a_wrong_advertised_address_reports_it_at_its_start(
                     await trio.sleep(0.01)
             (one,) = said(caplog)
             assert (one.instance, one.address) == ("b", nowhere)
-            # The other instance cannot reach it either, which doctor shows.
+            # The other instance cannot reach it either, and doctor reports that.
             instances = (await found["a"].cluster())["instances"]
             assert {each["name"]: each["topicsOpen"] for each in instances if each["name"] == "b"} in ({"b": None}, {})

@@ -1,4 +1,4 @@
-"""While an instance reads ZooKeeper, changes that it makes itself are kept, and topics that it lost stay lost."""
+"""While an instance reads ZooKeeper, its own changes are kept, and topics that it has lost stay lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ensemble(zookeeper):
 
 
 class Held:
-    """Replaces an asynchronous method, and pauses it until the test lets it continue."""
+    """Replaces an asynchronous method, and blocks it until the test lets it continue."""
 
     def __init__(self, replaced):
         self.begun, self.may_go_on = trio.Event(), trio.Event()
@@ -62,14 +62,14 @@ async def test_topics_claimed_by_others_are_not_claimed_back_during_a_reread_or_
         a.deposed(topic)
         await held.begun.wait()
         assert not a.is_mine(topic)
-        a.deposed(TOPICS[1])  # the read under way may return the old state for this one
+        a.deposed(TOPICS[1])  # the read in progress may return the old state of this topic
         held.may_go_on.set()
         await until(lambda: a.is_mine(topic), a)
 
         a._nodes.placement = held = Held(a._nodes.placement)
         a.deposed(topic)
         with trio.move_on_after(0.05):
-            await a._reread()  # as a caller that gives up early
+            await a._reread()  # as by a caller that times out early
         assert not a.is_mine(topic)
         held.may_go_on.set()
         await until(lambda: owned(a) == set(TOPICS), a)

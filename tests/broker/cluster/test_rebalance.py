@@ -1,4 +1,4 @@
-"""Instances join and leave in steps: slices outside a step stay in place, and each step waits for the one before."""
+"""Instances join and leave in steps: slices outside a step stay in place, and each step waits for the previous one."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def ensemble(zookeeper):
 
 
 class Instance:
-    """One instance with all its topics open; implements ``HandoverSteps``, and pauses when a test says so."""
+    """An instance with all its topics open; it implements ``HandoverSteps``, and pauses when a test says so."""
 
     def __init__(self, ensemble, name, session_s=SESSION_S):
         self.view = Membership(ensemble, name, weight=100, session_timeout_s=session_s, clock=SystemClock())
         self.rebalance = Rebalance(self.view, self)
-        #: The waits that were requested, in order: ("given" or "taken", the figure).
+        #: The requested waits, in order: ("given" or "taken", the figure).
         self.steps = []
         self.may_go_on = trio.Event()
         self.may_go_on.set()
@@ -64,7 +64,7 @@ class Instance:
 
 @asynccontextmanager
 async def running(ensemble, name, *, hold=False, session_s=SESSION_S):
-    """Run an instance that has entered; with ``hold`` it pauses after its first step."""
+    """Run an instance that has joined; with ``hold`` it pauses after its first step."""
     one = Instance(ensemble, name, session_s)
     if hold:
         one.may_go_on = trio.Event()
@@ -78,7 +78,7 @@ async def running(ensemble, name, *, hold=False, session_s=SESSION_S):
 
 @asynccontextmanager
 async def two(ensemble, *, session_s=SESSION_S):
-    """Run two instances that have their shares; ``session_s`` is the session of the first."""
+    """Run two instances that have their shares; ``session_s`` is the first one's session time-out."""
     async with running(ensemble, "a", session_s=session_s) as a, running(ensemble, "b") as b:
         await until(lambda: {one.view.slices_of(name) for one in (a, b) for name in "ab"} == {SLICES})
         yield a, b
@@ -236,7 +236,7 @@ async def test_an_instance_whose_session_expired_has_its_topics_at_once(ensemble
 
 
 class SlowZooKeeper:
-    """Stands for ``ZooKeeper`` on its own clock: every call succeeds after ``TAKES_S``."""
+    """Replaces ``ZooKeeper``, on its own clock: every call succeeds after ``TAKES_S``."""
 
     TAKES_S = 0.4
     nodes: ClassVar[dict[str, Node]] = {}

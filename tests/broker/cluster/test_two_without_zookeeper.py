@@ -1,4 +1,4 @@
-"""Two daemons on one store without a cluster configured: nothing is lost, and the log says once what to do."""
+"""Two daemons on one store without a configured cluster: nothing is lost, and each log says once what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBER = 5
 
 
 async def asked(daemon, path, body):
-    """Ask as our client does: retry while the topic changes owners, since nothing happened."""
+    """Send a request as our client does: retry while the topic changes owners, since nothing happened."""
     with trio.fail_after(PATIENCE_S):
         while True:
             answer = await daemon.http.post(f"{TOPICS}/{path}", json=body)

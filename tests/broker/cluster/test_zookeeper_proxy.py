@@ -30,7 +30,7 @@ def proxy(zookeeper, tmp_path):
 
 
 async def test_answers_in_one_record_are_all_read_at_once(proxy, monkeypatch):
-    monkeypatch.setattr(zookeeper_module, "CALL_TIMEOUT_S", PATIENCE_S)  # no ping is due before that
+    monkeypatch.setattr(zookeeper_module, "CALL_TIMEOUT_S", PATIENCE_S)  # no ping is due earlier
     there, access = proxy
     events = 0
 

@@ -1,4 +1,4 @@
-"""Anomalies of order: ids against time, and sequences of producers against ids."""
+"""Anomalies of order: ids that contradict time, and producers' sequences that contradict ids."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _of_topic(events: list[tuple[float, bytes, str]], begun: list[tuple[float, b
 
 
 def of_producers(outcome: Outcome) -> Iterator[Anomaly]:
-    """Sequences are in order; an opening returns the last sequence acknowledged before, and fences older sessions."""
+    """Sequences are in order; opening a session returns the last acknowledged sequence, and fences older sessions."""
     writes = [write for write in outcome.history.writes if write.producer is not None]
     openings = sorted(outcome.history.openings, key=lambda each: (each.producer, each.topic, each.began_s))
     opened = {key: list(each) for key, each in groupby(openings, lambda each: (each.producer, each.topic))}
@@ -78,7 +78,7 @@ def _of_sequences(outcome: Outcome, writes: list[Write]) -> Iterator[Anomaly]:
 
 
 def _of_epochs(openings: list[Opening]) -> Iterator[Anomaly]:
-    """Epochs are unique, and a session opened after a response gets a greater one."""
+    """Epochs are unique, and a session opened after a response gets a greater epoch."""
     epochs: set[int] = set()
     by_told, at, highest = sorted(openings, key=lambda each: each.ended_s), 0, 0
     for opening in openings:

@@ -1,4 +1,4 @@
-"""Anomalies of reads: each page against the log, as its kind of reader has to see it."""
+"""Read anomalies: each page is compared with the log as its kind of reader must see it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def of_reads(outcome: Outcome) -> Iterator[Anomaly]:
     views: dict[int, set[Unit]] = defaultdict(set)
     for poll in outcome.history.polls:
         if poll.view is not None:
-            # A view covers transactions only: plain messages of several topics are not read at one moment.
+            # A view covers only transactions: plain messages of several topics are not read at one moment.
             views[poll.view] |= {unit for unit in outcome.units_of(poll) if isinstance(unit, Transaction)}
     for poll in outcome.history.polls:
         ids = [message_id for message_id, _ in poll.messages]
@@ -32,7 +32,7 @@ def of_reads(outcome: Outcome) -> Iterator[Anomaly]:
 
 
 def _of_page(outcome: Outcome, poll: Poll) -> Iterator[Anomaly]:
-    """Check the messages of a page, and those it skipped."""
+    """Check the messages of a page, and those that it skipped."""
     face = outcome.stretches[poll.topic, poll.committed]
     low, high = bisect_left(face.ids, poll.since), bisect_right(face.ids, poll.last)
     ids = [message_id for message_id, _ in poll.messages]
@@ -60,7 +60,7 @@ def _of_difference(outcome: Outcome, poll: Poll, face: Stretch, low: int, high: 
 
 
 def _of_stranger(outcome: Outcome, poll: Poll, message_id: bytes, payload: bytes) -> Kind:
-    """Classify a message that was read and is not in the log there, for readers of this kind."""
+    """Classify a message that was read but is not in the log at that place for readers of this kind."""
     row = outcome.rows[poll.topic].get(payload)
     if row is None:
         return "vanished"
@@ -70,7 +70,7 @@ def _of_stranger(outcome: Outcome, poll: Poll, message_id: bytes, payload: bytes
 
 
 def _of_end(outcome: Outcome, poll: Poll, shown: set[Unit]) -> Iterator[Anomaly]:
-    """Check where a page ended: messages that it should have included."""
+    """Check the end of a page for messages that it should have included."""
     if poll.end == "more":
         return
     face = outcome.stretches[poll.topic, poll.committed]
@@ -93,7 +93,7 @@ def _of_end(outcome: Outcome, poll: Poll, shown: set[Unit]) -> Iterator[Anomaly]
 
 
 def _of_missed(outcome: Outcome, poll: Poll, face: Stretch, at: int, stop: int) -> Iterator[Anomaly]:
-    """The messages that it must have seen: one anomaly of each kind."""
+    """Yield at most one anomaly of each kind for the messages that the poll should have returned."""
     told: set[Kind] = set()
     for index in range(at, stop):
         if face.known_s[index] >= poll.began_s:
@@ -129,5 +129,5 @@ def _first_row(outcome: Outcome, poll: Poll, holder: Transaction | None) -> byte
 
 
 def _before(since: bytes) -> bytes:
-    """Return a bound below every id from ``since`` on, and not below any id before ``since``."""
+    """Return a bound below every id from ``since`` on, but not below any id before ``since``."""
     return (int.from_bytes(since, "big") - 1).to_bytes(len(since), "big") if any(since) else b""

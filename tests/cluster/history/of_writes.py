@@ -1,4 +1,4 @@
-"""Anomalies of the final state: messages lost, doubled, split, or present when they must not be."""
+"""Anomalies of the final state: lost, duplicate, split or unexpected messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _of_pointers(write: Write, rows: list[Row]) -> Iterator[Anomaly]:
 
 
 def of_logs(outcome: Outcome) -> Iterator[Anomaly]:
-    """Check every log by itself."""
+    """Check every log on its own."""
     for topic, rows in outcome.history.logs.items():
         once: set[bytes] = set()
         before = b""
@@ -80,7 +80,7 @@ def of_transactions(outcome: Outcome) -> Iterator[Anomaly]:
 
 
 def _of_numbers(transactions: list[Transaction]) -> Iterator[Anomaly]:
-    """Ids are unique, and greater than any returned before the begin was requested."""
+    """Ids are unique, and greater than all ids returned before the begin was requested."""
     highest, by_told, at = 0, sorted(transactions, key=lambda each: each.told_s), 0
     numbers: set[int] = set()
     for each in sorted(transactions, key=lambda each: each.begun_s):

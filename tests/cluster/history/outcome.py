@@ -1,4 +1,4 @@
-"""The final state that each kind of reader has to see, and the time from which each message was certainly visible."""
+"""The final state that each kind of reader must see, and the time from which each message was certainly visible."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from math import inf
 from tests.cluster.history.records import History, Poll, Row, Transaction, Write
 
 Unit = Transaction | Write
-"""A set of messages that becomes visible at one moment: to committed readers a transaction, to others a request."""
+"""A set of messages that become visible together: a transaction for committed readers, a request for others."""
 Face = tuple[str, bool]
-"""``(topic, committed)``: a topic as committed or uncommitted readers see it."""
+"""``(topic, committed)``: a topic as seen by committed or by uncommitted readers."""
 
 
 @dataclass(slots=True)
 class Stretch:
-    """The messages of a log that one kind of reader has to see, in log order."""
+    """The messages of a log that one kind of reader must see, in log order."""
 
     ids: list[bytes]
     payloads: list[bytes]
@@ -41,7 +41,7 @@ class Outcome:
             topic: {payload: row for row in rows if (payload := row[1])} for topic, rows in history.logs.items()
         }
         self.seen_s: dict[tuple[Unit, bool], float] = {}
-        """When a reader of that kind first saw part of a unit."""
+        """The time at which a reader of that kind first saw part of a unit."""
         self._see()
         self.stretches = {(topic, committed): self._stretch(topic, committed) for topic, committed in self._faces()}
 
@@ -57,7 +57,7 @@ class Outcome:
         return [row for payload in write.payloads if (row := self.row(write, payload)) is not None]
 
     def told_s(self, unit: Unit, committed: bool) -> float:
-        """Return when a client got a response that means it is visible to such readers; ``inf`` if never."""
+        """Return when a client first got a response that implies visibility for such readers; ``inf`` if never."""
         if isinstance(unit, Transaction):
             return unit.committed_s
         if committed and unit.transaction is not None:
@@ -65,7 +65,7 @@ class Outcome:
         return unit.ended_s
 
     def units_of(self, poll: Poll) -> set[Unit]:
-        """Return the units of which a poll returned at least one message."""
+        """Return the units with at least one message in the poll's result."""
         return {
             self.unit(write, poll.committed)
             for _, payload in poll.messages

@@ -1,4 +1,4 @@
-"""Planted anomalies of reads: what clients would have recorded if the service had answered so."""
+"""Planted read anomalies: the histories that clients would have recorded of a wrong service."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _half_seen(history: History, rng: Random, view: int | None) -> bool:
         return False
     if view is None and history.polls[first].ended_s >= history.polls[second].began_s:
         return False
-    each.committed_s = inf  # no client got the response, but a reader saw it
+    each.committed_s = inf  # no client got the response, but a reader saw its messages
     history.polls[first] = replace(history.polls[first], view=view)
     stop = rows_of(history, each, other)[0]
     history.polls[second] = replace(end_before(history.polls[second], stop), view=view)
@@ -108,7 +108,7 @@ def a_reader_does_not_see_what_was_committed_before(history: History, rng: Rando
     if at is None or not ids:
         return False
     poll = end_before(history.polls[at], ids[0])
-    # Messages before it in the log would count as missed, too, unless the page passed them.
+    # Messages before it in the log would also count as missed, unless the page had passed them.
     behind = [message_id for message_id, _ in history.polls[at].messages if message_id < ids[0]]
     history.polls[at] = replace(poll, through=max(behind, default=poll.through))
     return True

@@ -1,4 +1,4 @@
-"""Planted anomalies of the final state and of its order: what clients would have recorded."""
+"""Planted anomalies of the final state and its order: the histories that clients would have recorded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A service that does everything right, and its clients, in simulated time: a correct history for every seed.
+"""A correct service and its clients in simulated time: a correct history for every seed.
 
-Clients are generators that yield how long a step takes. A request takes effect at one moment between its begin and its
-end, and its answer may be lost before or after that moment.
+Clients are generators that yield each step's duration. A request takes effect at one moment between its begin and its
+end, and it may fail before or after that moment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Service:
         self.states: dict[int, str] = {}
         self.sessions: dict[tuple[str, str], int] = {}
         self.stored: dict[tuple[str, str], tuple[int, bytes, bytes]] = {}
-        """By producer and topic: the last sequence, and the ids of its request."""
+        """By producer and topic: the last sequence, and its request's ids."""
 
     def publish(self, write: Write, pointer: int) -> tuple[bytes, bytes] | None:
         """Return the receipt; None if refused."""
@@ -65,7 +65,7 @@ class Service:
     def read(
         self, topic: str, since: bytes, limit: int, *, committed: bool
     ) -> tuple[list[Row], bytes | None, End, int]:
-        """Return the messages, the last id passed, how the page ended, and the transaction that held it (or 0)."""
+        """Return the messages, the last id passed, how the page ended, and the transaction that blocked it (or 0)."""
         found: list[Row] = []
         through: bytes | None = None
         for row in self.rows[topic]:
@@ -132,7 +132,7 @@ class Simulation:
         number = next(self._names)
         return tuple(b"%s, %d.%d" % (name.encode(), number, i) for i in range(self.rng.choice((1, 1, 3, 5))))
 
-    # --- what clients do -----------------------------------------------------------------------
+    # --- clients -------------------------------------------------------------------------------
 
     def _send(self, write: Write, pointer: int = 0) -> Course:
         """Send one publish, with any outcome."""
@@ -152,7 +152,7 @@ class Simulation:
         yield from self._send(write)
 
     def _producer(self, name: str) -> Course:
-        """Open a session and send the next sequence ids until acknowledged; sometimes send them again."""
+        """Open a session, and send the next sequence ids until they are acknowledged; sometimes send them again."""
         topic, began_s = self.rng.choice(TOPICS), self.now_s
         yield self._moment()
         key = name, topic
