@@ -203,6 +203,13 @@ class Actor(ABC, Generic[CoreT, StepT]):
         """Wake the task, which takes the turn if no other caller has taken it."""
         self._mailbox.wake()
 
+    def _wake_by(self, deadline_s: float | None) -> bool:
+        """Wake the task if it would sleep past ``deadline_s``. Return True if so."""
+        is_early = deadline_s is not None and (self._deadline_s is None or deadline_s < self._deadline_s)
+        if is_early:
+            self.wake()
+        return is_early
+
     def _has_arrived(self) -> None:
         """Mail has arrived, and its sender does not run the turns."""
         if self._turn is None or self._answers_late:  # otherwise the end of the turn handles it
@@ -311,10 +318,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
             now_s = trio.current_time()
             self._gathered_requests = len(turn.tickets) + len(self._mailbox)
             self._gathers_until_s = now_s + GATHERING * (now_s - turn.begun_s)
-        deadline_s = self._next_deadline_s(core)
-        if deadline_s is not None and (self._deadline_s is None or deadline_s < self._deadline_s):
-            self.wake()
-        elif self._has_mail():
+        if not self._wake_by(self._next_deadline_s(core)) and self._has_mail():
             self._run_queue.soon(self)
         try:
             # Begin the next commit before giving these answers, so that the disk does not idle.

@@ -38,7 +38,7 @@ class StoreTime:
         self._clock = clock
         self._directory = directory
         self._started_ms = 0
-        #: True if the log has it that the clock is behind.
+        #: True once the log says that the clock is behind.
         self._is_reported = False
 
     async def load(self, store: Store, max_ahead_s: int = 0) -> None:

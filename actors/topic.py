@@ -177,9 +177,7 @@ class TopicActor(Actor[TopicCore, Step]):
                 turn.tickets = [ticket for ticket in turn.tickets if ticket not in parked]
             self._mailbox.take_each(lambda ticket: self._parks(core, ticket))
         complete_all(core.overdue(self._now()))
-        deadline_s = self._deadline_in_turn_s(core)
-        if deadline_s is not None and (self._deadline_s is None or deadline_s < self._deadline_s):
-            self.wake()
+        self._wake_by(self._deadline_in_turn_s(core))
 
     @staticmethod
     def _parks(core: TopicCore, ticket: Ticket[Any]) -> bool:

@@ -295,7 +295,7 @@ class _Shown(Walk):
         return self.text in payload
 
     def _is_tired(self, size: int) -> bool:
-        """True if so much was searched, ``size`` bytes just now, that the client should ask again for the rest."""
+        """Count ``size`` bytes as searched. Return True once the answer should end, so that the client asks for the rest."""
         self._bytes_unclocked += size
         if self.scanned >= MAX_SCANNED:
             return True
