@@ -81,7 +81,7 @@ def _daemon(home: Path, mode: str, environ: Mapping[str, str]) -> Iterator[Daemo
     settings = {} if mode == "none" else {"replication_to": f"s3://{BUCKET}/{mode}", "replication_mode": mode}
     with daemon(home / mode, ("broker",), environ, **settings) as running:
         if settings:
-            _wait("every commit counts", lambda: _all_counts(running.port))
+            _wait("every commit counts", lambda: _all_counts(running))
         yield running
 
 
@@ -123,26 +123,26 @@ def _delayed(environ: Mapping[str, str], delay_ms: int) -> Iterator[Mapping[str,
         yield {**environ, "AWS_ENDPOINT": f"http://127.0.0.1:{proxy.port}"}
 
 
-def serve_delayed(target: int, delay_s: float, told: Connection) -> None:
+def serve_delayed(target: int, delay_s: float, reports: Connection) -> None:
     """Forward connections to a port, and delay each answer by ``delay_s``; send the port that it listens on."""
 
     async def forward(client: trio.SocketStream) -> None:
         try:
             async with (
                 client,
-                await trio.open_tcp_stream("127.0.0.1", target) as behind,
+                await trio.open_tcp_stream("127.0.0.1", target) as upstream,
                 trio.open_nursery() as nursery,
             ):
-                nursery.start_soon(_pass_later, behind, client, delay_s)
+                nursery.start_soon(_pass_later, upstream, client, delay_s)
                 async for data in client:
-                    await behind.send_all(data)
+                    await upstream.send_all(data)
                 nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
 
     async def main() -> None:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        told.send(listener.socket.getsockname()[1])
+        reports.send(listener.socket.getsockname()[1])
         await trio.serve_listeners(forward, [listener])
 
     trio.run(main)
@@ -181,14 +181,15 @@ def _change_hands(
         for number in range(topics):
             first.create(f"{TOPIC}-{number}")
         _fill(first, messages, topics)
-        _wait("every commit counts", lambda: _all_counts(first_port))
-        with daemon(home / "second", ("broker",), environ, second_port, replication_role="standby", **settings):
-            _wait("the standby follows", lambda: _follows(second_port, first_port))
-            _wait("the primary has noticed it", lambda: bool(_asked(first_port, "GET", "/v1/replication")["automatic"]))
+        _wait("every commit counts", lambda: _all_counts(first))
+        second_settings = {**settings, "replication_role": "standby"}
+        with daemon(home / "second", ("broker",), environ, second_port, **second_settings) as second:
+            _wait("the standby follows", lambda: _copy(second)["countedCommit"] == _copy(first)["lastCommit"])
+            _wait("the primary has noticed it", lambda: bool(_copy(first)["automatic"]))
             say(f"copied, {what}: {messages:,} messages, {topics:,} topics")
             begun_s = time.monotonic()
             if what == "switch":
-                _asked(first_port, "POST", "/v1/replication/switch")
+                first.ask("POST", "/v1/replication/switch")
             else:
                 first.process.kill()
             silent_s = _silence((first_port, second_port), begun_s)
@@ -230,27 +231,14 @@ def _status(port: int, request: bytes) -> int:
         connection.close()
 
 
-def _asked(port: int, method: str, path: str) -> dict[str, object]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        found: dict[str, object] = json.loads(answer.read())
-        if answer.status >= 300:
-            raise RuntimeError(f"{method} {path}: {answer.status} {found}")
-        return found
-    finally:
-        connection.close()
+def _copy(running: Daemon) -> dict[str, object]:
+    found: dict[str, object] = json.loads(running.ask("GET", "/v1/replication"))
+    return found
 
 
-def _all_counts(port: int) -> bool:
-    found = _asked(port, "GET", "/v1/replication")
+def _all_counts(running: Daemon) -> bool:
+    found = _copy(running)
     return found["countedCommit"] == found["lastCommit"]
-
-
-def _follows(standby: int, primary: int) -> bool:
-    newest = _asked(primary, "GET", "/v1/replication")["lastCommit"]
-    return _asked(standby, "GET", "/v1/replication")["countedCommit"] == newest
 
 
 def _wait(what: str, holds: Callable[[], bool]) -> None:
