@@ -73,7 +73,7 @@ class Daemon:
         headers: Mapping[str, str] | None = None,
         authority: Path | None = None,
     ) -> bytes:
-        """Return a response's body; raise RuntimeError unless it is 200. ``authority``: use TLS and trust this CA."""
+        """Return a response's body; raise RuntimeError unless it succeeded. ``authority``: use TLS and trust this CA."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         if authority is not None:
             trusting = ssl.create_default_context(cafile=authority)
@@ -85,7 +85,7 @@ class Daemon:
             content = answer.read()
         finally:
             connection.close()
-        if answer.status != 200:
+        if not 200 <= answer.status < 300:
             raise RuntimeError(f"{method} {target}: {answer.status} {content.decode(errors='replace')[:500]}")
         return content
 
