@@ -10,7 +10,7 @@ serves only the load, the deadlines and the close. Requests that arrive during a
 that is the group commit. If other instances may claim the rows, a turn that answers without writing first has the
 store check that the claim still holds, once for all of its requests.
 
-When an actor crashes, every request under way gets an error that says what is known about its outcome. ``Supervision``
+When an actor falls, every request under way gets an error that says what is known about its outcome. ``Supervision``
 then starts the actor again from disk: recovery and the first start are the same code. Once another owner has claimed
 the rows it stays down.
 """
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: The longest time that the turn after a late commit waits for more requests, as a fraction of that commit's duration.
 GATHERING = 0.25
-#: Pauses before loading again after a crash; the last one repeats.
+#: Pauses before loading again after a fall; the last one repeats.
 RESTART_PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -464,7 +464,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     @abstractmethod
     def _fall_error(self) -> PlainsongError:
-        """Return the error for: the actor crashed or ended while the request waited in it; nothing happened."""
+        """Return the error for: the actor fell or ended while the request waited in it; nothing happened."""
 
     @abstractmethod
     def _unavailable(self, why: str) -> PlainsongError:
@@ -496,7 +496,7 @@ def _shutting_down() -> ShuttingDown:
 class Supervision(ABC):
     """Keeps an actor running until its mailbox is closed or another owner has claimed the rows.
 
-    An actor that crashes is started again from disk, at once and then with growing pauses.
+    An actor that falls is started again from disk, at once and then with growing pauses.
     """
 
     def __init__(self, mailbox: Mailbox, what: str, extra: Mapping[str, str] | None = None) -> None:
@@ -523,7 +523,7 @@ class Supervision(ABC):
         """Refuse new requests; the actor answers those that wait, then ends.
 
         Args:
-            given_away: another instance will own the rows. A crashed actor does not claim them again: waiting requests
+            given_away: another instance will own the rows. A fallen actor does not claim them again: waiting requests
               get NoOwner.
         """
         self.given_away |= given_away
@@ -577,7 +577,7 @@ class Supervision(ABC):
         self._report_loaded(trio.current_time() - self._begun_s)
 
     def _handle_crash(self, error: Exception) -> float:
-        """Report a crash, and refuse requests if they would have to wait; return the pause before the next load."""
+        """Report a fall, and refuse requests if they would have to wait; return the pause before the next load."""
         pause_s = self._backoff.failed()
         log.error(
             "%s failed, loading it again",
@@ -599,7 +599,7 @@ class Supervision(ABC):
 
     @abstractmethod
     def _refuse(self, error: Exception) -> None:
-        """Refuse requests until the actor is loaded again; it crashed ``_backoff.failures`` times since the last load."""
+        """Refuse requests until the actor is loaded again; it fell ``_backoff.failures`` times since the last load."""
 
     @property
     @abstractmethod
@@ -616,7 +616,7 @@ class Supervision(ABC):
 
     @abstractmethod
     def _report_fall(self, error: Exception) -> None:
-        """Report a crash."""
+        """Report a fall."""
 
     @abstractmethod
     def _report_deposed(self, error: Deposed) -> None:

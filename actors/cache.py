@@ -194,7 +194,7 @@ class TopicCache:
         self.budget.closed(chunk)
 
     def clear(self) -> None:
-        """Drop all chunks, kept ones too: after a crash, a deletion, a re-creation."""
+        """Drop all chunks, kept ones too: after a fall, a deletion, a re-creation."""
         self._revise()
         self.start_over()
         self.budget.changed(self.budget.kept.forget(self._prefixes))

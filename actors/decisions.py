@@ -101,7 +101,7 @@ class PointerClosing:
         patience_s = self._settings.commit_deadline_s
         missing = await close_pointers(self._ask, topics, core.pointers(frozen[0]), patience_s)
         if self._waiting.get(frozen) is not waiting:
-            return  # the service crashed, and has completed the waiting tickets
+            return  # the service fell, and has completed the waiting tickets
         del self._waiting[frozen]
         if not missing:
             for ticket in waiting:

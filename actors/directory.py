@@ -1,7 +1,7 @@
 """The directory of open topics: opens them at first use, restarts their actors, and closes idle ones.
 
 The first caller makes a topic's entry synchronously, so a hundred first callers cause one load. An entry supervises its
-actor: when the actor crashes it is started again from disk, at once and then with growing pauses; while the store does
+actor: when the actor falls it is started again from disk, at once and then with growing pauses; while the store does
 not answer, callers get an error instead of waiting. A closed entry leaves the directory before its actor ends, and its
 successor waits for that end, so a topic never has two writers.
 
@@ -298,7 +298,7 @@ class DirectoryEntry(Supervision):
         return partial(topic_moved, self.name)
 
     def _refuse(self, error: Exception) -> None:
-        """Refuse requests after a second crash, since the load may take long; after the first one they wait for it."""
+        """Refuse requests after a second fall, since the load may take long; after the first one they wait for it."""
         if self._backoff.failures > 1:
             detail = error.detail if isinstance(error, PlainsongError) else "the topic cannot be loaded"
             hint = _DAMAGED_HINT if isinstance(error, Unreadable) else "the daemon keeps trying"

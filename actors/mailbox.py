@@ -3,7 +3,7 @@
 A ticket is a future; calls over links use futures as well (``broker.link.flow``).
 
 ``ask`` queues a ticket without waiting (a full mailbox raises Overloaded, and nothing happened), then waits for the
-answer. If the caller is cancelled, a request that the actor has received still happens. An actor that crashes or ends
+answer. If the caller is cancelled, a request that the actor has received still happens. An actor that falls or ends
 settles every ticket it has received, so that no caller waits forever.
 """
 
@@ -142,7 +142,7 @@ class Prepared(Generic[R]):
 
 
 class Mailbox:
-    """A bounded queue of tickets with one receiver, which may crash and restart while the mailbox stays open."""
+    """A bounded queue of tickets with one receiver, which may fall and restart while the mailbox stays open."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._queue: deque[Ticket[Any]] = deque()
@@ -172,7 +172,7 @@ class Mailbox:
         Raises:
           Overloaded: the mailbox is full; nothing happened.
           ShuttingDown, Recovering: refused; nothing happened.
-          OutcomeUnknown: the actor crashed during the commit; it may have happened.
+          OutcomeUnknown: the actor fell during the commit; it may have happened.
           PlainsongError: the core refuses it.
         """
         ticket = Ticket(ask)
@@ -441,7 +441,7 @@ class RunQueue:
         if self.has_server:
             self._wake()
         else:
-            for actor in self._due:  # the first one may have crashed, and its task then runs no turns
+            for actor in self._due:  # the first one may have fallen, and its task then runs no turns
                 actor.wake()
 
     def run_due(self) -> None:

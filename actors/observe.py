@@ -30,7 +30,7 @@ class Observer(Protocol):
         """Count outcomes of producers' requests, and removals of producers, as in ``Step.producer_outcomes``."""
 
     def fell(self, name: TopicName, error: BaseException) -> None:
-        """Count a crash of a topic's actor, which will be loaded again."""
+        """Count a fall of a topic's actor, which will be loaded again."""
 
     def deposed(self, name: TopicName) -> None:
         """Count a claim by another instance of a topic that was open here."""
@@ -83,7 +83,7 @@ class TransactionObserver(Protocol):
         """Count transactions that timed out, and so became invalid."""
 
     def fell(self, error: BaseException) -> None:
-        """Count a crash of the service's actor, which will be loaded again."""
+        """Count a fall of the service's actor, which will be loaded again."""
 
     def loaded(self, load_s: float) -> None:
         """Count a load of the service from disk that took ``load_s`` seconds."""

@@ -241,7 +241,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
     async def _wait_for_writes(self, ticket: Ticket[Any], pointers: Sequence[int]) -> None:
         await self._index.quiet(pointers)
-        if ticket in self._frozen:  # otherwise the actor crashed, and has completed it
+        if ticket in self._frozen:  # otherwise the actor fell, and has completed it
             self._frozen.discard(ticket)
             self._return(ticket)
 
@@ -259,7 +259,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     async def _roll_back(self, core: ManagerCore, first: RollFirst) -> None:
         reached = await roll_back(self._locations, self._ask, first.pointers, self._settings.abort_deadline_s)
         if self.core is not core:
-            return  # the actor crashed and completed the callers' tickets; the next load starts the rollback again
+            return  # the actor fell and completed the callers' tickets; the next load starts the rollback again
         ticket: Ticket[Any] = Ticket(FinishAbort(first.transaction_id, complete=len(reached) == len(first.pointers)))
         self._return(ticket)
         answer: object
@@ -294,7 +294,7 @@ def service_moved() -> NoOwner:
 
 
 def service_not_loaded() -> TransactionsUnavailable:
-    """Return the error for: the actor is not loaded yet, or has crashed; nothing happened."""
+    """Return the error for: the actor is not loaded yet, or has fallen; nothing happened."""
     return TransactionsUnavailable(
         "the transaction service is being loaded", hint=("publishing and polling without transactions still work")
     )
@@ -303,7 +303,7 @@ def service_not_loaded() -> TransactionsUnavailable:
 class ServiceSupervision(Supervision):
     """Keeps the service's actor running.
 
-    Callers wait for its first load, as for a topic that is opened. After a crash or a failed load they are refused at
+    Callers wait for its first load, as for a topic that is opened. After a fall or a failed load they are refused at
     once until it is loaded again; otherwise every transaction request would hang.
     """
 

@@ -1,7 +1,7 @@
 """The transaction service: begins, decides and remembers transactions.
 
 Routes, Thrift, topics and readers call ``TransactionService``. Its actor (``actors/transaction_actor.py``) has the life
-cycle of every actor: when it crashes it is loaded again from disk, at once and then with growing pauses. Until then
+cycle of every actor: when it falls it is loaded again from disk, at once and then with growing pauses. Until then
 every call, and every publish under a pointer, fails with TransactionsUnavailable; plain publishes and polls continue.
 """
 
@@ -78,7 +78,7 @@ class TransactionService(LedgerReads):
     # --- life -------------------------------------------------------------------------------------
 
     async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
-        """Serve until closed. Load from disk, and again after each crash; ``on_loaded`` is called after each load."""
+        """Serve until closed. Load from disk, and again after each fall; ``on_loaded`` is called after each load."""
         async with trio.open_nursery() as nursery:
             self._actor.nursery = nursery
             await self._supervision.run(self._actor, on_loaded)

@@ -273,7 +273,7 @@ class Metrics:
         self._conflicts.inc()
 
     def transactions_crashed(self) -> None:
-        """Count a crash of the transaction service."""
+        """Count a fall of the transaction service."""
         self._service_crashes.inc()
 
     # --- actors.observe.Observer ---------------------------------------------------------------
@@ -293,7 +293,7 @@ class Metrics:
             self._producer_events.labels(event).inc(count)
 
     def fell(self, name: TopicName, error: BaseException) -> None:
-        """Count a crash of an actor."""
+        """Count a fall of an actor."""
         del name, error
         self._crashes.inc()
 
