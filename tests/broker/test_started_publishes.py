@@ -9,6 +9,7 @@ from broker_in_process import TOPICS, in_process
 from started_polls import JSON_TYPE, endpoint, shown
 
 from actors.directory import Directory
+from actors.transactions import TransactionService
 from broker.api.answers import LOOP_BYTES
 from broker.http.handlers import answer_of
 from broker.http.messages import Request
@@ -16,6 +17,7 @@ from broker.http.wire import checked
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.errors import OutcomeUnknown, StorageFailed, TransactionExpired, TransactionRequired
 from plainsong.protocol.requests import PublishRequest, PublishResponse
+from plainsong.protocol.transactions.asks import Decision
 from tests.patience import PATIENCE_S
 
 
@@ -94,6 +96,23 @@ async def test_an_answer_prepared_during_a_sync_is_sent_once_its_outcome_is_know
     async with in_process() as daemon:
         answers, found = [], PublishResponse(5, 1, 1, 1, 1)
         begin(daemon, request(verb, write_pointer=5), answers)
+        ((settled, prepare),) = put
+        prepare(found)
+        assert answers == []
+        settled(failure or found)
+        assert [each.status for each in answers] == [503 if failure else 200]
+
+
+@pytest.mark.parametrize("failure", [None, StorageFailed("the disk is gone")])
+async def test_the_answer_to_a_commit_prepared_during_a_sync_is_sent_once_its_outcome_is_known(monkeypatch, failure):
+    put = []
+    async with in_process() as daemon:
+        identity, _ = await transaction(daemon)
+        monkeypatch.setattr(
+            TransactionService, "put", lambda self, ask, settled, prepare: put.append((settled, prepare))
+        )
+        answers, found = [], Decision(int(identity), "committed", changed=True)
+        begin(daemon, ("commit", Request({"transaction": str(identity)}, "", {}, b"")), answers)
         ((settled, prepare),) = put
         prepare(found)
         assert answers == []
