@@ -27,7 +27,7 @@ from storage.directory import (
 )
 from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.tables import LevelDBTables
-from storage.leveldb.takeover import take_over
+from storage.leveldb.upgrade import upgrade_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def open_stopped(directory: Path) -> Iterator[tuple[LevelDBTables, str]]:
 
 
 def _open(copy: Path, options: LevelDBOptions, *, check: bool = True) -> LevelDBTables:
-    take_over(copy, options, check=check)
+    upgrade_directory(copy, options, check=check)
     return LevelDBTables(copy, options, check=check)
 
 
@@ -116,7 +116,7 @@ def _scratch(beside: Path) -> Path:
 def _copy_store(directory: Path, copy: Path) -> None:
     copy.mkdir()
     shutil.copyfile(directory / FORMAT_NAME, copy / FORMAT_NAME)
-    # An interrupted takeover is completed in the copy.
+    # An interrupted upgrade is completed in the copy.
     for name in (ROWS_NAME, METADATA_NAME, f"{METADATA_NAME}.new", VOLUMES_NAME):
         if (directory / name).is_dir():
             _copy_files(directory / name, copy / name)

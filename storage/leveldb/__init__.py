@@ -18,7 +18,7 @@ Why nothing acknowledged is lost, and where to read it, from the bottom up:
 7. ``keeper_thread``, ``keeper``, ``tidying``: one thread that changes sealed volumes, each time by one synced batch,
    and copies live rows before it strikes volumes off. Before a volume goes, the metadata's database is durable up to
    its last journal entry.
-8. ``opening``: the checks when a store is opened; ``takeover``: directories of earlier formats.
+8. ``opening``: the checks when a store is opened; ``upgrade``: directories of earlier formats.
 9. ``group_commit``, ``tables``, ``store``: which thread calls what, and when everything is reopened after a failure.
 
 A commit is acknowledged when ``commit.Committer.write`` has returned, after the sync of its batch. If it changes rows

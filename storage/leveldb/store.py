@@ -28,7 +28,7 @@ from storage.leveldb.group_commit import MAX_INLINE_BYTES, GroupCommit, own_erro
 from storage.leveldb.operations import MarkDead, PendingWrite, Seal
 from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.tables import LevelDBTables
-from storage.leveldb.takeover import take_over
+from storage.leveldb.upgrade import upgrade_directory
 from storage.threaded import NoThread, in_thread
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class LevelDBStore:
                 if home.is_new:
                     LevelDBTables.create(home.path, chosen)
                 else:
-                    take_over(home.path, chosen)
+                    upgrade_directory(home.path, chosen)
             except BaseException:
                 home.close()
                 raise

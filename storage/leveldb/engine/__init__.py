@@ -42,7 +42,7 @@ log is no evidence, since a log is longer than its records and ends in zeros. An
 log of the database. Logs that LevelDB has removed by then are in synced tables. Zeros are written only after the last
 record, over a range that was read as zeros, by the thread that writes: the file reads the same with them.
 
-The exception is a database that is not part of the store yet (the copy of a rewrite or takeover): its batches are not
+The exception is a database that is not part of the store yet (the copy of a rewrite or upgrade): its batches are not
 synced one by one. ``flush_memory`` puts them into synced tables before anything names it; until then, opening the store
 removes its files.
 

@@ -1,4 +1,4 @@
-"""A data directory of version 0.1 is converted in place; a killed conversion continues at the next start."""
+"""A data directory of version 0.1 is upgraded in place; a killed upgrade continues at the next start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plainsong.protocol.effects import Table
 from storage import directory as directories
 from storage.base import StoreTooNew
 from storage.directory import FORMAT_NAME
-from storage.leveldb import LevelDBOptions, LevelDBStore, opening, takeover
+from storage.leveldb import LevelDBOptions, LevelDBStore, opening, upgrade
 from tests.storage.contract import everything
 
 KEPT = Path(__file__).parents[1] / "kept" / "0.1" / "data"
@@ -51,7 +51,7 @@ async def test_every_row_is_present_and_stays_present(kept):
     assert json.loads((directory / FORMAT_NAME).read_text())["format"] == directories.FORMAT == 3
 
 
-async def test_version_0_1_refuses_a_directory_that_was_taken_over(kept, monkeypatch):
+async def test_version_0_1_refuses_a_directory_that_was_upgraded(kept, monkeypatch):
     directory, rows = kept
     await has_all(directory, rows)
     monkeypatch.setattr(directories, "FORMAT", 1)
@@ -88,10 +88,10 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int, *, before: bool) -> list[
         monkeypatch.setattr(holder, name, stepwise)
 
     for holder, name in (
-        (takeover, "sync_directory"),
-        (takeover, "write_format"),
-        (takeover, "make_first"),
-        (takeover, "Database"),
+        (upgrade, "sync_directory"),
+        (upgrade, "write_format"),
+        (upgrade, "make_first"),
+        (upgrade, "Database"),
         (opening, "write_list"),
         (opening, "Database"),
         (opening, "sync_directory"),
@@ -106,12 +106,12 @@ def die_at(monkeypatch: pytest.MonkeyPatch, step: int, *, before: bool) -> list[
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("step", range(26))
-async def test_a_takeover_that_is_killed_at_any_step_continues_at_the_next_start(kept, monkeypatch, step, before):
+async def test_an_upgrade_that_is_killed_at_any_step_continues_at_the_next_start(kept, monkeypatch, step, before):
     directory, rows = kept
     with monkeypatch.context() as patched:
         done = die_at(patched, step, before=before)
         try:
-            takeover.take_over(directory, LevelDBOptions())
+            upgrade.upgrade_directory(directory, LevelDBOptions())
         except Killed:
             pass
         else:
@@ -123,11 +123,11 @@ async def test_a_takeover_that_is_killed_at_any_step_continues_at_the_next_start
 
 
 @pytest.mark.parametrize("step", [2, 5, 8, 11])
-async def test_a_takeover_may_be_killed_again_and_again(kept, monkeypatch, step):
+async def test_an_upgrade_may_be_killed_again_and_again(kept, monkeypatch, step):
     directory, rows = kept
     for again in range(step, 0, -1):
         with monkeypatch.context() as patched:
             die_at(patched, again, before=bool(again % 2))
             with contextlib.suppress(Killed):
-                takeover.take_over(directory, LevelDBOptions())
+                upgrade.upgrade_directory(directory, LevelDBOptions())
     await has_all(directory, rows)

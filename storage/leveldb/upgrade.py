@@ -50,7 +50,7 @@ _COPY_ROWS = 1000
 _FIRST = Listed(1, f"{1:08d}", large=True)
 
 
-def take_over(directory: Path, options: LevelDBOptions, *, check: bool = True) -> None:
+def upgrade_directory(directory: Path, options: LevelDBOptions, *, check: bool = True) -> None:
     """Upgrade a directory of an earlier format. Does nothing to one of the present format.
 
     Raises:
