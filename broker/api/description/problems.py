@@ -31,15 +31,15 @@ WHAT_TO_DO = {
     "tls_required": "the port speaks TLS: use `https://`",
     "unauthenticated": "send `Authorization: Bearer` with a token that is known, not expired and not revoked",
     "forbidden": (
-        "the request used a host name that is not the daemon's, or came from a web page of another origin; "
-        "the hint names the setting that allows it"
+        "the caller's name lacks the verb that the detail names; or the request used a host name that is not the daemon's, "
+        "or came from a web page of another origin: the hint names the setting that allows it"
     ),
     "not_found": "check the path, or the reader's name",
     "topic_not_found": "create the topic, or check its name",
     "transaction_not_found": "begin another transaction: this one was never begun here, or has been forgotten",
     "producer_not_found": "open a session: the producer is unknown or has been forgotten",
     "method_not_allowed": "use a method listed in `Allow`",
-    "conflict": "a single instance has nothing to drain or pin",
+    "conflict": "the present state does not allow it: the detail says why, the hint what to do",
     "topic_exists": "use it, or delete it first",
     "position_changed": "another client moved the reader: read its position",
     "generation_changed": "the topic was re-created: start over",
