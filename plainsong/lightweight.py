@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.requests import PublishRequest
     from plainsong.serializers import Serializer
 
-#: Serialized bytes of all messages of one transaction. Source: the HTTP contract.
+#: Serialized bytes of all messages of one transaction, as docs/http.md promises.
 MAX_BYTES = 16 << 20
 MAX_MESSAGES = 65_536
 TIMEOUT_S = 30.0

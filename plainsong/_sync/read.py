@@ -74,7 +74,7 @@ GRACE_S = 0.25
 NOTHING: Any = [None]
 
 
-#: Topics that one waiting poll can name. Source: the HTTP contract, section 6.
+#: Topics that one waiting poll can name, as docs/http.md says.
 MAX_TOPICS = 1_000
 
 

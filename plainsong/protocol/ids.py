@@ -7,8 +7,7 @@
 
 Ids are kept as ``bytes``: comparing bytes compares positions. The text form is 40 lower-case hex digits. A
 *bound* is an id used as a position; every start of a poll is converted to one inclusive lower bound
-(``since``), so that no later code has to handle exclusive starts.
-Source of the layout: the seed's message identifier (DESIGN.md, section 3).
+(``since``), so that no later code has to handle exclusive starts. The layout is that of the original service.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from plainsong.protocol.errors import InvalidName
 from plainsong.protocol.masking import holds_credential, masked
 
-#: The maximum number of bytes in a name. Source: the HTTP contract; also the longest path segment that is accepted
-#: everywhere.
+#: The maximum number of bytes in a name: the longest path segment that is accepted everywhere.
 MAX_NAME_BYTES = 255
 #: Shorter texts that begin as a token does are names like any other.
 _SHORTEST_TOKEN = 40

@@ -13,7 +13,7 @@ T = TypeVar("T")
 Transactional = Literal["optional", "required", "disabled"]
 Deduplication = Literal["inherit", "enabled", "disabled"]
 Chaining = Literal["none", "sha256"]
-#: Seven days. Source: the seeds' default.
+#: Seven days, as in the original service.
 DEFAULT_TTL_S = 7 * 24 * 3600
 _CHOICES: dict[str, tuple[str, ...]] = {
     "transactional": ("optional", "required", "disabled"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Isolation = Literal["uncommitted", "committed"]
-#: The longest wait of a poll. Source: the HTTP contract, section 5.
+#: The longest wait of a poll, as docs/http.md promises.
 MAX_WAIT_MS = 60_000
 #: The longest time to live, in seconds. Source: an Avro int, and the ttl property, which is one.
 MAX_TTL_S = (1 << 31) - 1
@@ -162,7 +162,7 @@ class Receipt:
 # has happened if one of them raises.
 
 
-#: Bytes of one message's attributes together, and of a routing key, in UTF-8. Source: the HTTP contract, section 2.
+#: Bytes of one message's attributes together, and of a routing key, in UTF-8, as docs/http.md promises.
 MAX_ATTRIBUTE_BYTES = 4096
 MAX_SEGMENT_BYTES = 64
 #: Winning segments one publish may list: enough for the tasks of a very large job.

@@ -12,7 +12,7 @@ import plainsong
 from plainsong import AsyncClient, Client
 
 NAMES = (Path(__file__).parents[2] / "docs" / "names.md").read_text(encoding="utf-8")
-TABLE = NAMES.partition("## The seed's methods and the client's")[2].partition("\n## ")[0]
+TABLE = NAMES.partition("## The original service's methods and the client's")[2].partition("\n## ")[0]
 CALLS = re.findall(r"`client\.([\w.]+)\(([^`]*?)\)`", TABLE)
 
 

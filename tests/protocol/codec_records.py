@@ -1,4 +1,4 @@
-"""Hypothesis strategies for every record of the HTTP contract, and pages made of messages."""
+"""Hypothesis strategies for every record of the HTTP interface, and pages made of messages."""
 
 from __future__ import annotations
 

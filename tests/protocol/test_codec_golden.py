@@ -1,4 +1,4 @@
-"""The bytes of the HTTP contract, section 2, decoded and encoded exactly, and compared with fastavro's."""
+"""Bytes of both Avro versions, decoded and encoded exactly, and compared with fastavro's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON rules of the HTTP contract, section 1."""
+"""The rules for JSON bodies, as docs/http.md states them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.page import Held
     from plainsong.protocol.topic.asks import Span
 
-#: Topics of one request. Source: the HTTP contract, section 6.
+#: Topics of one request, as docs/http.md promises.
 MAX_TOPICS = 1_000
 #: Room for ``MAX_TOPICS`` names of full length, each with a position.
 MAX_BODY_BYTES = 1 << 20

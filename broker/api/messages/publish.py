@@ -412,7 +412,7 @@ def answer_publish(request: Request, given: PublishCall, found: PublishResponse 
         "prefer" in request.headers and wants_representation(request.headers["prefer"])
     ):
         return Answer(200, codec.encode_receipt(found), codec.content_type, verdict_headers(found.verdict))
-    # The seed's clients take any other body for a rollback detail, so there is none.
+    # The original service's clients take any other body for a rollback detail, so there is none.
     return Answer(200)
 
 

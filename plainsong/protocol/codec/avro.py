@@ -1,7 +1,6 @@
 """The Avro codecs: version 1, byte for byte that of existing clients, and version 2, which appends fields to it.
 
-Source: the HTTP contract, section 2; fields and unions are in exactly its order. Unions of version 1 have null last,
-those of version 2 have it first.
+docs/http.md lists the fields in their order. Unions of version 1 have null last, those of version 2 have it first.
 """
 
 from __future__ import annotations

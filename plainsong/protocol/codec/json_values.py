@@ -1,4 +1,4 @@
-"""JSON as the HTTP contract defines it: parsing, values checked by kind, and positions in a topic.
+"""JSON as docs/http.md defines it: parsing, values checked by kind, and positions in a topic.
 
 A *kind* is a function from a decoded value and its name to the value's meaning. A table of kinds describes a record,
 and ``fields_of`` reads one. Routes with other bodies use the same kinds.
