@@ -32,7 +32,7 @@ def test_the_example_of_an_instance_loads_with_the_environment_of_its_unit():
     assert (config.storage.kind, config.cluster.instance, config.http.bind) == ("hbase", "a1", "10.0.0.11:7420")
     assert config.cluster.advertise == "a1.example:7420"
     assert "cluster" in sections()
-    assert f"TimeoutStopSec={2 * int(config.shutdown.drain_s)}" in unit
+    assert f"TimeoutStopSec={3 * int(config.shutdown.drain_s) + 10}" in unit
 
 
 PART = ROOT / "etc/cluster/part"
