@@ -351,7 +351,7 @@ class TransactionContext:
         return self.client.poll(topic, start, transaction=self.transaction, **options)
 
     def read(self, topics: str | Iterable[str], start: Start = OLDEST, **options: Any) -> Reader[Any]:
-        """``Client.read`` with the transaction's snapshot; a ``position`` becomes part of the transaction."""
+        """``Client.read`` with the transaction's snapshot; the end of the transaction saves the ``position``."""
         entered = enter(self)
         try:
             return self.client.read(topics, start, **options)
@@ -395,7 +395,7 @@ class TransactionContext:
         return [*self._participants, self._messages]
 
     def _enlist(self, reader: Enlisted) -> None:
-        """Adds a reader, whose position becomes part of the transaction."""
+        """Adds a reader, whose position the end of the transaction saves."""
         self._readers.append(reader)
 
     def _start(self) -> Transaction:
