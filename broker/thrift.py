@@ -208,7 +208,7 @@ async def _decoded(message: bytes) -> Call:
 
 
 def _begin(
-    type: TransactionType,  # noqa: A002  # the contract's word
+    type: TransactionType,  # noqa: A002  # Tephra's word
     client_id: str | None = _UNKNOWN_CLIENT,
     timeout_s: int | None = None,
 ) -> _ServiceAsk:

@@ -20,7 +20,7 @@ class AskedService(TransactionService):
 
     async def begin(
         self,
-        type: TransactionType = TransactionType.SHORT,  # noqa: A002  # the contract's word
+        type: TransactionType = TransactionType.SHORT,  # noqa: A002  # Tephra's word
         timeout_s: int | None = None,
         client_id: str = "unknown",
         owner: str | None = None,
