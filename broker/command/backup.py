@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +13,11 @@ import trio
 
 from actors.restoring import RestoredStore, RestoreRequest, RestoreRun
 from broker.command.copy import CopyReport
-from broker.command.options import leaves, load_settings, parse_topic, time_ms, until_ctrl_c
+from broker.command.failures import CONTINUES, reported
+from broker.command.options import load_settings, parse_topic, time_ms, until_ctrl_c
 from broker.command.replica import check_copy, restore_from, show_bases
 from broker.replication import open_for_backups
 from broker.stores import StoreUrl, open_named
-from broker.tls import FileUnusable
 from plainsong.cli import output
 from plainsong.cli.backups import HeldCut
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
@@ -31,11 +29,10 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.paging import pages
 from storage.backup.files import LocalFiles, StoredFiles
 from storage.backup.folder import BackupFolder, DamagedManifest, HoldsCopy, Verified, objects_of
-from storage.backup.objects import DamagedObject
-from storage.base import Deposed, StoreError, StoreUnusable
+from storage.base import StoreUnusable
 from storage.clock import now_ms
 from storage.copy_parts import BACKUP_ORIGIN, copy_row
-from storage.copying import CopyRequest, StoresDiffer
+from storage.copying import CopyRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -91,7 +88,7 @@ def _files(place: str, timeout_s: float) -> BackupFiles:
 
 def _open(place: str, timeout_s: float) -> BackupFolder | None:
     """Open a folder of backups; None if it holds a second copy. Raises CommandFailed."""
-    with _said():
+    with reported(CONTINUES):
         try:
             return BackupFolder.open(_files(place, timeout_s))
         except HoldsCopy:
@@ -130,7 +127,7 @@ def create(folder: str, without_damaged: bool, as_json: bool, where: Where) -> N
     what it left out, and exits with 1 if that was anything.
     """
     os.nice(NICE)
-    with _said():
+    with reported(CONTINUES):
         kept = BackupFolder.make(_files(folder, where.timeout_s or TIMEOUT_S))
         # One instance holds the cut.
         with kept.locked(), replace(where, urls=where.urls[:1]).client() as client:
@@ -296,7 +293,7 @@ def list_backups(folder: str, timeout_s: float, as_json: bool) -> None:
     if kept is None:
         show_bases(_copy_url(folder), timeout_s, as_json=as_json)
         return
-    with _said():
+    with reported(CONTINUES):
         manifests, damaged = kept.manifests()
     if as_json:
         fields = ("id", "createdMs", "cutMs", "store", "version", "sha256")
@@ -358,7 +355,7 @@ def verify(folder: str, backup_id: str | None, deep: bool, timeout_s: float, as_
         _refuse(folder, {"--id": backup_id})
         check_copy(_copy_url(folder), timeout_s, deep=deep, as_json=as_json)
         return
-    with _said():
+    with reported(CONTINUES):
         wanted = backup_id or kept.last_id()
         manifest: Mapping[str, Any] = {"id": wanted, "topics": (), "service": (), "metadata": ()}
         try:
@@ -412,7 +409,7 @@ def prune(folder: str, keep_ms: int | None, keep_last: int | None, timeout_s: fl
     """
     if keep_ms is None and keep_last is None:
         raise CommandFailed("say which backups to keep", hint="--keep 7d, or --keep-last 10", code=Exit.USAGE)
-    with _said():
+    with reported(CONTINUES):
         kept = BackupFolder.open(_files(folder, timeout_s))
         with kept.locked():
             done = kept.prune(keep_last or 1, None if keep_ms is None else now_ms() - keep_ms)
@@ -495,16 +492,13 @@ def restore(
         _refuse(folder, {"the names of topics": topics, "--id": backup_id, "--as": renamed})
         restore_from(_copy_url(folder), target, at, None, now, timeout_s, as_json=as_json)
         return
-    with _said():
+    with reported(CONTINUES):
         manifest = kept.manifest(backup_id or kept.last_id())
         _refuse_damaged(manifest, kept, request)
         _warn_of_left_out(manifest)
         present_ms = _present_ms(kept, None if now is None else time_ms("--now", now))
-        report = CopyReport(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
-        try:
+        with CopyReport(as_json=as_json, shown=shown) as report:
             trio.run(until_ctrl_c, partial(_restore, kept, manifest, request, present_ms, url, settings, report))
-        finally:
-            report.clear()
 
 
 async def _restore(
@@ -590,30 +584,3 @@ def _refuse(folder: str, given: Mapping[str, object]) -> None:
             hint=f"leave out {' and '.join(wrong)}",
             code=Exit.USAGE,
         )
-
-
-@contextmanager
-def _said() -> Iterator[None]:
-    """Turn errors of folders and stores into CommandFailed with exit codes; those of the daemon pass."""
-    try:
-        yield
-    except BaseException as error:
-        for leaf in leaves(error):
-            if isinstance(leaf, KeyboardInterrupt):
-                raise leaf from None
-            if (code := _exit_of(leaf)) is not None:
-                hint = getattr(leaf, "hint", "") or ("run it again: it continues" if code is Exit.UNAVAILABLE else "")
-                failed = CommandFailed(getattr(leaf, "detail", "") or str(leaf), hint=hint, code=code)
-                failed.word = getattr(leaf, "code", "")
-                raise failed from error
-        raise
-
-
-def _exit_of(error: BaseException) -> Exit | None:
-    if isinstance(error, StoreUnusable):
-        return Exit.STORE
-    if isinstance(error, FileUnusable):
-        return Exit.USAGE
-    if isinstance(error, DamagedObject | StoresDiffer | Deposed | OSError):
-        return Exit.FAILED
-    return Exit.UNAVAILABLE if isinstance(error, StoreError) else None

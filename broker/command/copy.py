@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from broker.command.options import leaves, load_settings, parse_topic, until_ctrl_c
+from broker.command.failures import CONTINUES, reported
+from broker.command.options import load_settings, parse_topic, until_ctrl_c
 from broker.stores import StoreUrl, open_named, open_to_look
-from broker.tls import FileUnusable
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, json_option
 from plainsong.cli.output import echo_json, show_bytes, show_count
-from plainsong.protocol.errors import InvalidName, PlainsongError
-from storage.base import Deposed, StoreUnusable
+from plainsong.protocol.errors import InvalidName
 from storage.clock import now_ms
-from storage.copying import CopyRequest, CopyRun, StoresDiffer, refuse_differences
+from storage.copying import CopyRequest, CopyRun, refuse_differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Self
 
     from storage.copy_parts import Figures, Part
     from storage.copying import PartComparison
@@ -80,20 +80,9 @@ def copy(
         raise CommandFailed(str(error), code=Exit.USAGE) from error
     if urls[0] == urls[1]:
         raise CommandFailed("source and target are the same store", code=Exit.USAGE)
-    report = CopyReport(as_json=as_json, shown=sys.stderr.isatty() if shown is None else shown)
-    try:
-        instead = "dry-run" if dry_run else "verify" * verify_only
+    instead = "dry-run" if dry_run else "verify" * verify_only
+    with reported(CONTINUES), CopyReport(as_json=as_json, shown=shown) as report:
         trio.run(until_ctrl_c, partial(_copy, urls[0], urls[1], asked, settings, report, instead))
-    except BaseException as error:
-        report.clear()
-        for leaf in leaves(error):
-            if isinstance(leaf, PlainsongError):
-                raise _failed(leaf) from error
-            if isinstance(leaf, FileUnusable):
-                raise CommandFailed(str(leaf), hint=leaf.hint, code=Exit.USAGE) from error
-            if isinstance(leaf, KeyboardInterrupt):
-                raise leaf from None
-        raise
 
 
 async def _copy(
@@ -123,29 +112,27 @@ async def _copy(
             report.compared(done or [], "copied") if done is not None else report.done_before()
 
 
-def _failed(error: PlainsongError) -> CommandFailed:
-    code = Exit.UNAVAILABLE
-    if isinstance(error, StoreUnusable):
-        code = Exit.STORE
-    elif isinstance(error, StoresDiffer | Deposed):
-        code = Exit.FAILED
-    hint = error.hint or ("run it again: it continues where it stopped" if code is Exit.UNAVAILABLE else "")
-    failed = CommandFailed(error.detail, hint=hint, code=code)
-    failed.word = error.code
-    return failed
-
-
 class CopyReport:
-    """The output of a copy, for people or for programs."""
+    """The output of a copy, for people or for programs; the end of its block clears the progress line.
 
-    def __init__(self, *, as_json: bool, shown: bool) -> None:
+    Args:
+      shown: True to show progress; None: on a terminal.
+    """
+
+    def __init__(self, *, as_json: bool, shown: bool | None) -> None:
         self._as_json = as_json
-        self._shown = shown and not as_json
+        self._shown = (sys.stderr.isatty() if shown is None else shown) and not as_json
         self._rows: dict[str, int] = dict.fromkeys(_STAGES, 0)
         self._stage = ""
         self._shown_s = 0.0
         self._is_shown = False
         self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.clear()
 
     def step(self, stage: str, rows: int) -> None:
         """Count rows, from any thread."""

@@ -1,4 +1,4 @@
-"""Shared by the daemon's commands: the options that choose settings, Ctrl-C, and the errors in a group."""
+"""Shared by the daemon's commands: the options that choose settings, Ctrl-C, and times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.names import topic_name
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     from broker.config import Config
     from plainsong.protocol.names import TopicName
@@ -116,15 +116,6 @@ async def _wait_for(
         task_status.started()
         await anext(aiter(received))
     raise KeyboardInterrupt
-
-
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield ``error`` itself, or all errors in the group, at any depth."""
-    if isinstance(error, BaseExceptionGroup):
-        for part in error.exceptions:
-            yield from leaves(part)
-    else:
-        yield error
 
 
 # --- times -----------------------------------------------------------------------------------------

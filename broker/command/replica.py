@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,15 +13,15 @@ import trio
 
 from actors.restoring_copy import compare_bases, refuse_late_clock, restore_copy
 from actors.second_copy import leave_copy
-from broker.command.options import leaves, load_settings, setting_options, time_ms, until_ctrl_c
+from broker.command.failures import reported
+from broker.command.options import load_settings, setting_options, time_ms, until_ctrl_c
 from broker.replication import open_objects
 from plainsong.cli import replicas
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.connection import where_options
 from plainsong.cli.options import show_time
 from plainsong.cli.output import counted, echo_json, note, show_bytes, show_count
-from plainsong.protocol.errors import PlainsongError
-from storage.base import StoreError, StoreUnusable
+from storage.base import StoreUnusable
 from storage.clock import now_ms
 from storage.directory import DataDirectory, opening_failed, sync_directory
 from storage.replication.notices import LEASE, decode_lease
@@ -340,7 +339,7 @@ def rejoin(file: Path | None, data_dir: str | None, bind: str | None, sets: tupl
     """
     config = load_settings(file, data_dir, bind, sets).config
     directory = config.storage.data_dir.absolute()
-    with _said():
+    with reported():
         home = DataDirectory.open(directory, address="plainsong replica rejoin")
         try:
             record = read_record(directory)
@@ -380,7 +379,7 @@ def leave(
     """
     config = load_settings(file, data_dir, bind, sets).config
     directory = config.storage.data_dir.absolute()
-    with _said():
+    with reported():
         home = DataDirectory.open(directory, address="plainsong replica leave")
         try:
             record = None if home.is_new else read_record(directory)
@@ -416,23 +415,5 @@ def _run(url: str, timeout_s: float, work: Callable[[Objects], Awaitable[None]])
     async def run() -> None:
         await work(open_objects(url, timeout_s))
 
-    with _said():
+    with reported():
         trio.run(until_ctrl_c, run)
-
-
-@contextmanager
-def _said() -> Iterator[None]:
-    """Turn errors into those of the command line. Raises CommandFailed."""
-    try:
-        yield
-    except BaseException as error:
-        for leaf in leaves(error):
-            if isinstance(leaf, KeyboardInterrupt | click.exceptions.Exit | CommandFailed):
-                raise leaf from None
-            if isinstance(leaf, StoreUnusable):
-                raise CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.STORE) from error
-            if isinstance(leaf, StoreError):
-                raise CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.UNAVAILABLE) from error
-            if isinstance(leaf, PlainsongError):
-                raise CommandFailed(leaf.detail, hint=leaf.hint, code=Exit.FAILED) from error
-        raise

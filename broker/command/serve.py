@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from broker.command.options import leaves, load_settings, refuse_strangers, setting_options
+from broker.command.failures import leaves
+from broker.command.options import load_settings, refuse_strangers, setting_options
 from broker.freed_memory import keep_freed_memory
 from broker.front import FrontEndFailed
 from broker.http.sockets import BindFailed

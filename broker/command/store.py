@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from broker.command.failures import reported
 from broker.command.options import load_settings
 from broker.stores import look_at_hbase
-from broker.tls import FileUnusable
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import InvalidMessageId
 from plainsong.protocol.ids import MAX_TIMESTAMP_MS, pack_position, parse_id
-from storage.base import StoreUnusable
 from storage.clock import now_ms
 from storage.inspect.explain import RowFilter, explain, walk
 from storage.inspect.readonly import open_stopped
@@ -147,7 +146,7 @@ def explain_command(file: Path | None, data_dir: str | None, sets: tuple[str, ..
 @contextmanager
 def _opened(file: Path | None, data_dir: str | None, sets: tuple[str, ...]) -> Iterator[RowSource]:
     config = load_settings(file, data_dir, None, sets).config
-    try:
+    with reported():
         if config.storage.kind == "hbase":
             yield look_at_hbase(config.storage.hbase)
             return
@@ -156,10 +155,6 @@ def _opened(file: Path | None, data_dir: str | None, sets: tuple[str, ...]) -> I
                 click.echo(f"warning: {complaint}", err=True)
                 click.echo("warning: what follows is what can still be read; rows may be missing", err=True)
             yield database
-    except StoreUnusable as error:
-        raise CommandFailed(error.detail, hint=error.hint, code=Exit.STORE) from error
-    except FileUnusable as error:
-        raise CommandFailed(str(error), hint=error.hint, code=Exit.USAGE) from error
 
 
 def _fail_if_stopped(stopped: dict[Table, str]) -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from broker.command.failures import reported
 from broker.command.maintain.plan import plan_topic
-from broker.tls import FileUnusable
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb
 from plainsong.cli.job import JobRun, job_options
@@ -131,10 +131,8 @@ def _tls(ca: str | None, certificate: str | None, key: str | None) -> Callable[[
         return None
     from broker.stores import gateway_tls
 
-    try:
+    with reported():
         return gateway_tls(ca, certificate or "", key or "", named="--thrift-{}")
-    except FileUnusable as error:
-        raise CommandFailed(str(error), hint=error.hint, code=Exit.USAGE) from error
 
 
 def _clean(

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
+from broker.command.failures import CONTINUES, reported
 from broker.command.maintain.plan import KeyRange, check_unchanged, cut
-from broker.command.options import leaves, until_ctrl_c
+from broker.command.options import until_ctrl_c
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.effects import RollBack, Table
 from plainsong.protocol.errors import GenerationChanged, PlainsongError, TopicNotFound
@@ -121,12 +122,8 @@ def clean(
             if tasks:
                 await _carry_out(run, client, tables, tasks, {each.limits.name.topic: each for each in plans}, totals)
 
-    try:
+    with reported():
         trio.run(until_ctrl_c, work, signal.SIGTERM)
-    except BaseExceptionGroup as error:
-        found = list(leaves(error))
-        leaf = next((each for each in found if isinstance(each, KeyboardInterrupt)), found[0])
-        raise leaf from leaf.__cause__
     return totals
 
 
@@ -189,7 +186,7 @@ async def _carry_out(
 
 
 def _failed(error: PlainsongError, code: Exit) -> CommandFailed:
-    return CommandFailed(f"HBase: {error.detail}", hint="run it again: it continues where it stopped", code=code)
+    return CommandFailed(f"HBase: {error.detail}", hint=CONTINUES, code=code)
 
 
 # --- tables ------------------------------------------------------------------------------------------
