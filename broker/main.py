@@ -84,10 +84,9 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
     ``announce`` is called once, when connections are accepted. Garbage collections are kept short while it serves.
 
     Raises:
-      FileUnusable: the certificate, the cluster's secret, or a chain secret cannot be used; nothing was opened.
+      FileUnusable: the certificate, a secret, the tokens or the grants file cannot be used; nothing was opened.
       StoreUnusable: the store cannot be opened; nothing was changed.
       OSError: the address cannot be listened on.
-      SecurityFileUnusable: the tokens or grants file cannot be used; nothing was opened.
       TracesUnavailable: tracing is configured, and OpenTelemetry is not installed.
       NameTaken: another instance of the cluster has our name.
     """

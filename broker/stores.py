@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from broker.config import every_setting
 from broker.config.values import parse_addresses
-from broker.tls import FileUnusable, gateway_context
+from broker.security.files import FileUnusable
+from broker.tls import gateway_context
 from storage.base import StoreUnusable
 from storage.directory import opening_failed, read_format
 from storage.leveldb import LevelDBOptions, LevelDBStore

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import ssl
-import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from broker.security.files import read_guarded, stamp_of
+from broker.security.files import FileUnusable, read_named, stamp_of, why_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,16 +30,6 @@ ALPN = ("h2", "http/1.1")
 MAX_FILE_BYTES = 1 << 20
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _DEMANDS = {"off": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
-
-
-class FileUnusable(Exception):
-    """A file that a setting names cannot be used; ``setting`` is the name of the setting."""
-
-    def __init__(self, setting: str, why: str, hint: str = "") -> None:
-        super().__init__(f"{setting}: {why}")
-        self.setting = setting
-        self.why = why
-        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +139,7 @@ def load(settings: TlsConfig, now_s: float, *, by_name: bool = False) -> Certifi
     if not first.not_valid_before_utc.timestamp() <= now_s <= first.not_valid_after_utc.timestamp():
         valid = f"from {first.not_valid_before_utc:%Y-%m-%d %H:%M} to {first.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
         raise FileUnusable("tls.certificate", f"{settings.certificate} is valid {valid}, which is not now", "renew it")
-    _check_key(Path(settings.key), "tls.key")
+    _check_key(settings.key, "tls.key")
     server = _context(ssl.PROTOCOL_TLS_SERVER, settings)
     server.set_alpn_protocols(ALPN)
     server.verify_mode = _DEMANDS[settings.client_certificates]
@@ -174,7 +163,7 @@ def gateway_context(ca: str, certificate: str, key: str, *, named: str) -> ssl.S
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     _trust(context, named.format("ca"), ca)
     if certificate:
-        _check_key(Path(key), named.format("key"))
+        _check_key(key, named.format("key"))
         _show(context, certificate, key, named.format("key"))
     return context
 
@@ -209,14 +198,8 @@ def _refuse_password() -> str:
     raise ValueError("it is encrypted with a password")
 
 
-def _check_key(path: Path, setting: str) -> None:
-    try:
-        read_guarded(path, MAX_FILE_BYTES)
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise FileUnusable(setting, _reason(error), "chmod 600, owned by the daemon's user or root") from error
-    if mode & stat.S_IROTH:
-        raise FileUnusable(setting, f"{path} can be read by all users (mode {mode & 0o777:04o})", "chmod 600")
+def _check_key(path: str, setting: str) -> None:
+    read_named(setting, path, MAX_FILE_BYTES, "chmod 600, owned by the daemon's user or root")
 
 
 def _first_certificate(path: str) -> x509.Certificate:
@@ -243,7 +226,7 @@ def _dns_names(certificate: x509.Certificate) -> frozenset[str]:
 def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return (error.reason or str(error)).replace("_", " ").lower()
-    return getattr(error, "strerror", None) or str(error)
+    return why_of(error)
 
 
 def _written(time_s: float) -> str:

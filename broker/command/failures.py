@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.tls import FileUnusable
+from broker.security.files import FileUnusable
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.errors import PlainsongError, StorageFailed
 from storage.base import Deposed, StoreConflict, StoreError, StoreUnusable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from broker.command.security_files import chosen_file, file_options
-from broker.security.files import read_guarded
+from broker.security.files import read_guarded, reason_of
 from broker.security.grants import MAX_FILE_BYTES, SERVICE, BadGrantsFile, parse_grants
 from broker.security.identity import VERBS
 from plainsong.cli import output
@@ -126,8 +126,7 @@ def _read(path: Path) -> GrantTable:
     except BadGrantsFile as error:
         raise CommandFailed(f"{path}, {error}", code=Exit.USAGE) from None
     except OSError as error:
-        why = error.strerror or str(error)
-        raise CommandFailed(why if str(path) in why else f"{path}: {why}", code=Exit.USAGE) from None
+        raise CommandFailed(reason_of(error, path), code=Exit.USAGE) from None
 
 
 def _resource(text: str) -> tuple[str, str]:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker.security.files import read_guarded
+from broker.security.files import FileUnusable, read_guarded, reason_of
 from broker.security.guard import Guard
-from broker.security.reload import SecurityFiles, SecurityFileUnusable
-from broker.tls import FileUnusable, certificates_of
+from broker.security.reload import SecurityFiles
+from broker.tls import certificates_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ def notes_of_files(config: Config) -> list[str]:
     try:
         read_guarded(Path(jwks), 1 << 20)
     except OSError as error:
-        return [f"security.oidc.jwks: {jwks}: {error.strerror or error}: requests with tokens of the provider get 503"]
+        return [f"security.oidc.jwks: {reason_of(error, jwks)}: requests with tokens of the provider get 503"]
     return []
 
 
@@ -59,6 +59,6 @@ def _reads(config: Config) -> Iterator[Callable[[], object]]:
 def _problem_of(read: Callable[[], object]) -> str | None:
     try:
         read()
-    except (FileUnusable, SecurityFileUnusable) as error:
+    except FileUnusable as error:
         return str(error)
     return None

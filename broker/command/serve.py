@@ -20,8 +20,7 @@ from broker.front import FrontEndFailed
 from broker.http.sockets import BindFailed
 from broker.logs import Logs, setup_logs
 from broker.main import Running, banner
-from broker.security.reload import SecurityFileUnusable
-from broker.tls import FileUnusable
+from broker.security.files import FileUnusable
 from broker.tracing import TracesUnavailable
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.cluster import NameTaken
@@ -161,9 +160,6 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
             return CommandFailed(NO_THREAD, hint=NO_THREADS_HINT)
         if isinstance(leaf, NameTaken):
             return CommandFailed(leaf.detail, hint=leaf.hint)
-        if isinstance(leaf, SecurityFileUnusable):
-            hint = "plainsong token list and plainsong grants validate check these files"
-            return CommandFailed(str(leaf), hint=hint, code=Exit.USAGE)
         if isinstance(leaf, FrontEndFailed):
             return CommandFailed(str(leaf), hint="its messages are above; http.processes = 1 avoids it")
         if isinstance(leaf, socket.gaierror):

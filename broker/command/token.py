@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from broker.command.security_files import chosen_file, file_options, named_file
-from broker.security.files import locked, read_guarded, write_guarded, write_secret
+from broker.security.files import locked, read_guarded, reason_of, write_guarded, write_secret
 from broker.security.tokens import (
     MAX_FILE_BYTES,
     MAX_NOTE,
@@ -348,9 +348,7 @@ def _changed(
 
 
 def _unusable(path: Path, error: Exception) -> CommandFailed:
-    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    text = why if str(path) in why else f"{path}: {why}"
-    return CommandFailed(f"{text}; nothing was changed", code=Exit.USAGE)
+    return CommandFailed(f"{reason_of(error, path)}; nothing was changed", code=Exit.USAGE)
 
 
 def _no_token(what: str) -> CommandFailed:

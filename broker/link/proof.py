@@ -15,11 +15,9 @@ import hmac
 import secrets
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from broker.security.files import read_guarded
-from broker.tls import FileUnusable
+from broker.security.files import FileUnusable, read_named
 
 if TYPE_CHECKING:
     from broker.config import Config
@@ -118,14 +116,7 @@ def link_secret(config: Config, name: str) -> LinkSecret | None:
     if not file:
         return None
     setting = "cluster.secret_file"
-    try:
-        data, _ = read_guarded(Path(file), MAX_SECRET_BYTES)
-        mode = Path(file).stat().st_mode
-    except OSError as error:
-        raise FileUnusable(setting, error.strerror or str(error), "one line, chmod 600") from error
-    if mode & 0o004:
-        raise FileUnusable(setting, f"{file} can be read by all users (mode {mode & 0o777:04o})", "chmod 600")
-    secret = data.strip()
+    secret = read_named(setting, file, MAX_SECRET_BYTES, "one line, chmod 600").strip()
     if len(secret) < MIN_SECRET_BYTES or b"\n" in secret:
         raise FileUnusable(
             setting, f"{file} is not one line of {MIN_SECRET_BYTES} bytes or more", "openssl rand -hex 32"

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import trio
@@ -39,8 +38,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
-from broker.security.files import read_guarded
-from broker.tls import FileUnusable
+from broker.security.files import FileUnusable, read_named
 from plainsong.protocol.cluster import SLICES, Member, NameTaken, Placement, UnreadablePlacement
 from plainsong.protocol.errors import ClusterUnavailable
 from storage.threaded import in_thread
@@ -95,7 +93,7 @@ def access_of(cluster: ClusterConfig) -> dict[str, Any]:
     """Return the client's arguments for authentication and TLS. Raises FileUnusable."""
     access: dict[str, Any] = {}
     if cluster.zookeeper_auth_file:
-        name, secret = _digest(Path(cluster.zookeeper_auth_file))
+        name, secret = _digest(cluster.zookeeper_auth_file)
         # Only clients with the password can access nodes created from now on.
         access |= {
             "auth_data": [("digest", f"{name}:{secret}")],
@@ -107,15 +105,9 @@ def access_of(cluster: ClusterConfig) -> dict[str, Any]:
     return access
 
 
-def _digest(path: Path) -> tuple[str, str]:
+def _digest(path: str) -> tuple[str, str]:
     setting = "cluster.zookeeper_auth_file"
-    try:
-        data, _ = read_guarded(path, MAX_AUTH_BYTES)
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise FileUnusable(setting, error.strerror or str(error), "digest USER:PASSWORD, chmod 600") from error
-    if mode & 0o004:
-        raise FileUnusable(setting, f"{path} can be read by all users (mode {mode & 0o777:04o})", "chmod 600")
+    data = read_named(setting, path, MAX_AUTH_BYTES, "digest USER:PASSWORD, chmod 600")
     scheme, _, given = data.decode("utf-8", "replace").strip().partition(" ")
     name, colon, secret = given.partition(":")
     if scheme != "digest" or not (colon and name and secret) or not given.isprintable():

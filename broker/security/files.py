@@ -1,4 +1,4 @@
-"""Files of the security settings: refused if other users can write them, and replaced atomically."""
+"""Files that settings name: refused if other users can write them, and replaced atomically."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import fcntl
 import os
 import stat
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from storage.directory import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+
+class FileUnusable(Exception):
+    """A file that a setting names cannot be used; ``setting`` is the name of the setting."""
+
+    def __init__(self, setting: str, why: str, hint: str = "") -> None:
+        super().__init__(f"{setting}: {why}")
+        self.setting = setting
+        self.why = why
+        self.hint = hint
 
 
 class UnsafeFile(OSError):
@@ -58,6 +68,25 @@ def read_guarded(path: Path, max_bytes: int, *, secret: bool = False) -> tuple[b
     if len(data) > max_bytes:
         raise UnsafeFile(f"{path} is larger than {max_bytes} bytes")
     return data, Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def read_named(setting: str, path: str, max_bytes: int, hint: str) -> bytes:
+    """Return the content of the file with a secret that a setting names. Raises FileUnusable."""
+    try:
+        return read_guarded(Path(path), max_bytes, secret=True)[0]
+    except OSError as error:
+        raise FileUnusable(setting, reason_of(error, path), hint) from error
+
+
+def why_of(error: Exception) -> str:
+    """Return why a file cannot be used, without the numbers of the system's errors."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def reason_of(error: Exception, path: str | Path) -> str:
+    """Return why the file cannot be used, with its path."""
+    why = why_of(error)
+    return why if str(path) in why else f"{path}: {why}"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
-from broker.security.files import Stamp, read_guarded, stamp_of
+from broker.security.files import FileUnusable, Stamp, read_guarded, reason_of, stamp_of, why_of
 from broker.security.grants import MAX_FILE_BYTES as MAX_GRANTS_BYTES
 from broker.security.grants import BadGrantsFile, GrantTable, parse_grants
 from broker.security.tokens import MAX_FILE_BYTES as MAX_TOKENS_BYTES
@@ -24,13 +24,7 @@ if TYPE_CHECKING:
     from broker.security.guard import Guard
 
 log = logging.getLogger("plainsong.security")
-
-
-class SecurityFileUnusable(Exception):
-    """A file of ``security`` that cannot be used at the start."""
-
-    def __init__(self, setting: str, path: Path, why: str) -> None:
-        super().__init__(f"{setting}: {why if str(path) in why else f'{path}: {why}'}")
+_HINT = "plainsong token list and plainsong grants validate check these files"
 
 
 class SecurityFiles:
@@ -72,12 +66,12 @@ class SecurityFiles:
         return {what: digest[:12] for what, digest in self._digests.items()}
 
     def load(self) -> None:
-        """Read the files at the start. Raises SecurityFileUnusable."""
+        """Read the files at the start. Raises FileUnusable."""
         for what, path in self._paths.items():
             try:
                 self._put(what, _read(what, path))
             except (OSError, BadTokensFile, BadGrantsFile) as error:
-                raise SecurityFileUnusable(f"security.{what}_file", path, _why(error)) from None
+                raise FileUnusable(f"security.{what}_file", reason_of(error, path), _HINT) from None
 
     def look(self) -> None:
         """Check the files soon, whatever their stamps."""
@@ -102,7 +96,7 @@ class SecurityFiles:
             # In a thread, since a long file would block the event loop.
             self._put(what, await in_thread(_read, what, path, max_wait_s=inf))
         except (OSError, BadTokensFile, BadGrantsFile) as error:
-            why = _why(error)
+            why = why_of(error)
             if self.stale.get(what) != why:
                 self.stale[what] = why
                 line = getattr(error, "line", 0)
@@ -146,7 +140,3 @@ def _read(what: str, path: Path) -> _Read:
         return _Read(data, stamp, parse_tokens(data))
     data, stamp = read_guarded(path, MAX_GRANTS_BYTES)
     return _Read(data, stamp, parse_grants(data))
-
-
-def _why(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -65,7 +65,7 @@ def build_security(
     on_failure: Callable[[str], None] = lambda what: None,
     on_quota: Callable[[str], None] = lambda limit: None,
 ) -> Security:
-    """Read the files, and build the guard. Raises SecurityFileUnusable."""
+    """Read the files, and build the guard. Raises FileUnusable."""
     settings = config.security
     names = ConnectionNames(settings.certificate_name, unix=settings.unix_names)
     guard = Guard(

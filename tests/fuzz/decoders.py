@@ -19,10 +19,10 @@ from broker.http.messages import Request, parse_query
 from broker.link.http_codec import decode_request
 from broker.link.proof import link_secret
 from broker.membership.zookeeper import access_of, decode_member, encode_member
+from broker.security.files import FileUnusable
 from broker.security.grants import BadGrantsFile, parse_grants
 from broker.security.oidc import BadKeySet, _object, _parts, parse_keys
 from broker.security.tokens import BadTokensFile, TokenEntry, format_tokens, hash_of, id_of, parse_tokens
-from broker.tls import FileUnusable
 from plainsong.protocol import keys
 from plainsong.protocol.cluster import Member, Placement, UnreadablePlacement
 from plainsong.protocol.codec import AVRO, AVRO_2, JSON

@@ -26,7 +26,8 @@ from broker.link.flow import LinkBroken
 from broker.link.proof import LinkSecret, NotProven, link_secret
 from broker.link.server import in_task, serve_link
 from broker.link.wire import LinkBounds
-from broker.tls import Certificates, FileUnusable, certificates_of
+from broker.security.files import FileUnusable
+from broker.tls import Certificates, certificates_of
 from tests.certificates import Authority
 
 A, B = LinkSecret(b"s" * 32, "a"), LinkSecret(b"s" * 32, "b")

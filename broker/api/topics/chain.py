@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from base64 import b64encode
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.chain import MAX_ENTRIES, read_part
 from broker.api.answers import json_answer, off_loop
 from broker.http.messages import Answer, flag, one_of, whole_number
 from broker.http.route import JSON_TYPE
-from broker.security.files import read_guarded
-from broker.tls import FileUnusable
+from broker.security.files import FileUnusable, read_named
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec.json_values import compact
 from plainsong.protocol.errors import InvalidParameter
@@ -143,12 +141,10 @@ def _base64(data: bytes) -> str:
 
 def chain_secrets(config: Config) -> tuple[bytes, ...]:
     """Read the secrets of the settings. Raises FileUnusable."""
-    file = config.topic.chain_secret_file
+    setting, file = "topic.chain_secret_file", config.topic.chain_secret_file
     if not file:
         return ()
     try:
-        return secrets_in(read_guarded(Path(file), MAX_FILE_BYTES, secret=True)[0])
-    except OSError as error:
-        raise FileUnusable("topic.chain_secret_file", error.strerror or str(error), HINT) from error
+        return secrets_in(read_named(setting, file, MAX_FILE_BYTES, HINT))
     except NoSecret as error:
-        raise FileUnusable("topic.chain_secret_file", f"{file}: {error}", HINT) from None
+        raise FileUnusable(setting, f"{file}: {error}", HINT) from None

@@ -25,7 +25,7 @@ from broker.config.sections import Ensemble
 from broker.membership import membership as membership_module
 from broker.membership.membership import Membership
 from broker.membership.zookeeper import access_of
-from broker.tls import FileUnusable
+from broker.security.files import FileUnusable
 from plainsong.protocol.cluster import SLICES, NameTaken
 from plainsong.protocol.errors import ClusterUnavailable
 from plainsong.protocol.names import TopicName
