@@ -24,8 +24,7 @@ from broker.http.messages import (
     sane_request_id,
     status_of,
 )
-from broker.security.guard import NO_ADMISSION, OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token
-from broker.security.identity import NO_IDENTITY
+from broker.security.guard import NO_ADMISSION, OPEN, OPEN_ADMISSION
 from broker.security.peer import NO_PEER
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 
@@ -214,14 +213,15 @@ class Gate:
             scope["method"] == "OPTIONS" and "access-control-request-method" in exchange.headers
         )
         try:
-            if not is_open:
-                refuse_query_token(scope["query_string"].decode("latin-1"))
-            exchange.admission = await guard.admit(exchange.headers, exchange.peer)
+            if is_open:
+                exchange.admission = await guard.admit(exchange.headers, exchange.peer)
+            else:
+                query = scope["query_string"].decode("latin-1")
+                exchange.admission = await guard.identify(exchange.headers, query, exchange.peer, exchange.request_id)
         except PlainsongError as error:
             exchange.admission = NO_ADMISSION
             if is_open:
                 return None
-            guard.refused(RefusedRequest(error, NO_IDENTITY, exchange.peer, "service", exchange.request_id))
             guard.answered("unknown", scope["path"], status_of(error), exchange.request_id)
             return error
         return None

@@ -42,8 +42,7 @@ from broker.http.messages import (
     status_of,
 )
 from broker.http.wire import admitted, checked, may_be_refused, ready, respond
-from broker.security.guard import OPEN, OPEN_ADMISSION, RefusedRequest, refuse_query_token, writes_audit
-from broker.security.identity import NO_IDENTITY
+from broker.security.guard import OPEN, OPEN_ADMISSION, writes_audit
 from plainsong.protocol.errors import BadRequest, Overloaded, PlainsongError, ShuttingDown
 
 if TYPE_CHECKING:
@@ -596,12 +595,7 @@ class Http1:
         if not guard.required:
             return OPEN_ADMISSION
         try:
-            try:
-                refuse_query_token(head.query)
-                admission = await guard.admit(head.headers, connection.peer)
-            except PlainsongError as error:
-                guard.refused(RefusedRequest(error, NO_IDENTITY, connection.peer, "service", request_id))
-                raise
+            admission = await guard.identify(head.headers, head.query, connection.peer, request_id)
             guard.enter(admission, route, head.path, connection.peer, request_id, max(head.length, 0))
         except PlainsongError as error:
             if route.hot:  # the others are counted and logged with their answers

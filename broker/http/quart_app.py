@@ -168,8 +168,7 @@ def _view(
         except Exception as error:  # noqa: BLE001  # a bug is answered too, and logged
             answer = answer_to(error, through.request_id)
         seconds = perf_counter() - begun_s
-        accounting.requested(route.name, answer.status, seconds)
-        accounting.access.answered(route.name, request.path, answer.status, seconds, answer.headers)
+        accounting.answered(route, request.path, answer, seconds)
         return as_response(answer)
 
     return view

@@ -183,6 +183,13 @@ class Accounting:
     requested: CountAnswers
     access: AccessLog
 
+    def answered(
+        self, route: Route[Any], target: str, answer: Answer, seconds: float, request_id: str | None = None
+    ) -> None:
+        """Count and log one answer; see ``AccessLog.answered``."""
+        self.requested(route.name, answer.status, seconds)
+        self.access.answered(route.name, target, answer.status, seconds, answer.headers, request_id)
+
 
 def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:
     """Wrap a hot route so that its answers are counted and logged, whichever listener the request used.

@@ -25,8 +25,7 @@ from broker.http.budgets import FEW_PARTS, body_deadline
 from broker.http.connection import PeerLeft
 from broker.http.floods import FrameAllowance
 from broker.http.messages import joined, new_request_id, sane_request_id, status_of
-from broker.security.guard import Hold, RefusedRequest, refuse_query_token
-from broker.security.identity import NO_IDENTITY
+from broker.security.guard import Hold
 from plainsong.protocol.errors import BadRequest, MalformedBody, NotFound, PlainsongError, ShuttingDown, Unavailable
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from broker.http.connection import Connection as HttpConnection
     from broker.http.heads import PlainHead
     from broker.http.messages import Conversation, Conversations
-    from broker.security.guard import Admission
     from broker.security.identity import On, Verb
 
 _PATH = re.compile(r"/v1/namespaces/([^/]+)/topics/([^/]+)/stream\Z")
@@ -116,7 +114,11 @@ class StreamSocket:
         path, _, query = head.target.decode("latin-1").partition("?")
         try:
             key = self._checked(headers, head.length)
-            admission = await self._admitted(headers, path, query, request_id)
+            try:
+                admission = await self._shared.guard.identify(headers, query, self._peer, request_id)
+            except PlainsongError as error:
+                self._shared.guard.answered(_ROUTE.name, path, status_of(error), request_id)
+                raise
             found = _PATH.match(unquote(path))
             if found is None:
                 raise NotFound(
@@ -145,18 +147,6 @@ class StreamSocket:
             conversation.close()
             raise
         return True
-
-    async def _admitted(self, headers: dict[str, str], path: str, query: str, request_id: str) -> Admission:
-        """Authenticate the client. Raises Unauthenticated, AuthenticationUnavailable, InvalidParameter."""
-        guard = self._shared.guard
-        try:
-            if guard.required:
-                refuse_query_token(query)
-            return await guard.admit(headers, self._peer)
-        except PlainsongError as error:
-            guard.refused(RefusedRequest(error, NO_IDENTITY, self._peer, "service", request_id))
-            guard.answered(_ROUTE.name, path, status_of(error), request_id)
-            raise
 
     def _end_for(self, problem: PlainsongError) -> None:
         """Accept no more messages, since the rights of its name have ended; accepted ones are still answered."""

@@ -271,6 +271,16 @@ class Guard:
             raise
         return self._admitted(who)
 
+    async def identify(self, headers: Mapping[str, str], query: str, peer: Peer, request_id: str) -> Admission:
+        """Authenticate a request whose URL must not have a token. Raises PlainsongError, already recorded."""
+        try:
+            if self.required:
+                refuse_query_token(query)
+            return await self.admit(headers, peer)
+        except PlainsongError as error:
+            self.refused(RefusedRequest(error, NO_IDENTITY, peer, "service", request_id))
+            raise
+
     def admission_of(self, who: Identity) -> Admission:
         """Return the admission of a client that another instance, or another process of this daemon, authenticated."""
         if not self.required:
