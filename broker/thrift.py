@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import trio
 
 from actors.mailbox import Prepared
-from broker.http.connection import Connection, PeerLeft, State
+from broker.http.connection import Connection, Input, PeerLeft, State
 from broker.http.descriptors import Descriptors
 from broker.http.floods import CountedWarning
 from broker.http.sockets import accepted, address_of, listen_on
@@ -548,7 +548,7 @@ class ThriftConnection:
         connection.state = State.RESTING
         if not connection.send_now(framed(answer)) or self._stopping or not self._frames.is_empty:
             connection.wake()
-        elif not connection.is_quiet:
+        elif connection.input is not Input.NOTHING:
             self._reactor.again(connection)
 
     # --- in the connection's task -----------------------------------------------------------------

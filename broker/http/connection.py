@@ -105,12 +105,12 @@ class Connection:
     """One accepted, non-blocking socket, registered with the reactor."""
 
     __slots__ = (
-        "_input",
         "_owner",
         "_reactor",
         "_sock",
         "_task",
         "_unsent",
+        "input",
         "minimum_rate",
         "peer",
         "pending",
@@ -140,8 +140,8 @@ class Connection:
         #: The task that sleeps in ``_sleep``.
         self._task: trio.lowlevel.Task | None = None
         self._unsent = memoryview(b"")
-        # Data that was read along with the end of the handshake triggers no edge.
-        self._input = Input.SOME if isinstance(sock, TlsSocket) else Input.NOTHING
+        #: Set here only. Data that was read along with the end of the handshake triggers no edge.
+        self.input = Input.SOME if isinstance(sock, TlsSocket) else Input.NOTHING
         self.state = State.AWAKE
         #: True if its scope was cancelled while it rested: all its answers are in the kernel's hands.
         self.was_resting = False
@@ -155,22 +155,22 @@ class Connection:
         reactor.add(sock, self)
 
     def __repr__(self) -> str:
-        return f"<Connection of {self.peer.address or 'unknown'}: {self.state.name.lower()}, input {self._input.value}>"
+        return f"<Connection of {self.peer.address or 'unknown'}: {self.state.name.lower()}, input {self.input.value}>"
 
     @property
     def has_input(self) -> bool:
         """True if there may be something to read."""
-        return self._input is Input.SOME or self._input is Input.THE_LAST
+        return self.input is Input.SOME or self.input is Input.THE_LAST
 
     @property
-    def is_quiet(self) -> bool:
-        """True if there is nothing to handle: no unread input, and no end of input."""
-        return self._input is Input.NOTHING
+    def has_unsent(self) -> bool:
+        """True if ``send_rest`` has something to send."""
+        return bool(self._unsent)
 
     @property
     def ended(self) -> bool:
         """True if the client sends no more, and everything it sent has been read."""
-        return self._input is Input.ENDED
+        return self.input is Input.ENDED
 
     def addresses(self) -> tuple[tuple[str, int] | None, tuple[str, int | None] | None]:
         """The addresses of both ends, as ASGI writes them; None for a client that has reset the connection."""
@@ -193,11 +193,11 @@ class Connection:
 
     def readable(self, events: int = 0) -> None:
         """Handle arrived data, or the end of input."""
-        if self._input is not Input.ENDED:
+        if self.input is not Input.ENDED:
             if events & _ENDS:
-                self._input = Input.THE_LAST
-            elif self._input is Input.NOTHING:
-                self._input = Input.SOME
+                self.input = Input.THE_LAST
+            elif self.input is Input.NOTHING:
+                self.input = Input.SOME
         owner = self._owner
         if owner is None:
             return
@@ -235,14 +235,14 @@ class Connection:
         try:
             data = self._sock.recv(self.wanted_bytes)
         except BlockingIOError:
-            self._input = Input.NOTHING
+            self.input = Input.NOTHING
             return bool(self.pending)
         except OSError:
             data = b""
             if self.state > State.ANSWERING:
                 self.scope.cancel()  # the task does not read, and would not notice
         if not data:
-            self._input = Input.ENDED
+            self.input = Input.ENDED
             return True
         self._have_read(len(data), self.wanted_bytes)
         self.pending = self.pending + data if self.pending else data
@@ -253,10 +253,10 @@ class Connection:
 
         The end of input, if it follows, came with the same edge or triggers another one.
         """
-        if self._input is not Input.THE_LAST:
+        if self.input is not Input.THE_LAST:
             sock = self._sock
             is_more = size == wanted_bytes or (type(sock) is TlsSocket and sock.ended)
-            self._input = Input.SOME if is_more else Input.NOTHING
+            self.input = Input.SOME if is_more else Input.NOTHING
 
     def wake(self) -> None:
         """Wake the task if it sleeps."""
@@ -290,7 +290,7 @@ class Connection:
         self.state = State.RESTING
         if self.has_input or self.pending:
             self._reactor.again(self)  # requests are started in the reactor's task only, which then runs the actors
-        await self._sleep()
+        await self.sleep()
 
     async def send_rest(self) -> None:
         """Send what ``send_now`` left over. Raises OSError."""
@@ -299,7 +299,8 @@ class Connection:
             await self._send_rest(rest)
             self.scope.deadline = inf
 
-    async def _sleep(self) -> None:
+    async def sleep(self) -> None:
+        """Sleep until ``wake``, or until input arrives that the task must handle."""
         self._task = trio.lowlevel.current_task()
 
         def abort(_: object) -> trio.lowlevel.Abort:
@@ -322,14 +323,14 @@ class Connection:
             if self.ended:
                 raise PeerLeft
             if not self.has_input:
-                await self._sleep()
+                await self.sleep()
             try:
                 data = self._sock.recv(max_bytes)
             except BlockingIOError:
-                self._input = Input.NOTHING
+                self.input = Input.NOTHING
                 continue
             if not data:
-                self._input = Input.ENDED
+                self.input = Input.ENDED
                 raise PeerLeft
             self._have_read(len(data), max_bytes)
             return data

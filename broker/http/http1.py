@@ -1,8 +1,9 @@
 """HTTP/1.1 on one connection: requests in sequence, answered by handlers or by the application, and upgrades.
 
-A hot request that has arrived completely, and whose handler can start without waiting, is answered in the reactor's
-task while the connection's own task sleeps: waking that task takes as long as serving the request. The connection's
-task reads, answers and sends everything else.
+A hot request that has arrived completely is started in the reactor's task, and answered by whichever task has its
+outcome, while the connection's own task sleeps: waking that task takes as long as serving the request. The connection's
+task reads large and compressed bodies, before it starts the request in the same way; it sends answers that are large,
+compressed or streamed; and it passes everything else to the application.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import logging
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,11 @@ from broker.http.connection import (
     LINGER_S,
     RECEIVE_BYTES,
     Connection,
+    Input,
     PeerLeft,
     State,
 )
-from broker.http.handlers import WAITED_MS, RequestCancelled, SendingEnd, answer_reader
+from broker.http.handlers import WAITED_MS, RequestCancelled
 from broker.http.heads import MAX_HEAD_BYTES, Head, HeadRefused, PlainHead, end_of_head, hot_head, plain_head
 from broker.http.intake import BodyReader, read_body
 from broker.http.messages import (
@@ -41,7 +42,7 @@ from broker.http.messages import (
     only_plain,
     status_of,
 )
-from broker.http.wire import admitted, checked, may_be_refused, ready, respond
+from broker.http.wire import admitted, checked, may_be_refused, ready
 from broker.security.guard import OPEN, OPEN_ADMISSION, writes_audit
 from plainsong.protocol.errors import BadRequest, Overloaded, PlainsongError, ShuttingDown
 
@@ -51,12 +52,12 @@ if TYPE_CHECKING:
 
     from broker.config.sections import HttpConfig
     from broker.http.acceptance import Acceptance
-    from broker.http.budgets import BodyBudget, Reservation
+    from broker.http.budgets import BodyBudget
     from broker.http.heads import HotRoutes
     from broker.http.messages import BodyStream, Conversations
     from broker.http.origin_check import OriginCheck
     from broker.http.reactor import Reactor
-    from broker.http.route import Accounting, Endpoint, Route
+    from broker.http.route import Accounting, Route
     from broker.http.tls_socket import TlsSocket
     from broker.security.guard import Admission, Guard
     from broker.security.peer import Peer
@@ -149,7 +150,7 @@ class Http1:
         self._is_new = True
         #: The memory reservation of the current request's body.
         self._held = parts.budget.reserve()
-        #: The last request that was started without the task; and its start time, if its route is quick.
+        #: The hot request that was started last; and its start time, if its route is quick.
         self._request: Request | None = None
         self._begun_s = 0.0
         #: An answer prepared in advance, or left to the task; whether the connection is kept; the encoded bytes.
@@ -171,7 +172,7 @@ class Http1:
                         if isinstance(head, bytes):
                             return head
                         linger_s = await self._serve_one(head)
-                        if linger_s or self._parts.stopping.is_set():
+                        if linger_s:
                             break
                         if connection.pending:
                             await trio.lowlevel.checkpoint()  # pipelined requests must not starve other connections
@@ -192,6 +193,9 @@ class Http1:
                 self._request.cancel()
             self._held.release()
             connection.room.release()
+            if self._made is not None and not isinstance(self._made[0].body, bytes):
+                with trio.CancelScope(shield=True):
+                    await self._made[0].body.aclose()
         if connection.was_resting:
             connection.end_on_close(self._parts.settings.send_timeout_s)
         else:  # an answer was cut off, a time-out passed, the client left, or a stop's grace period ended
@@ -213,7 +217,7 @@ class Http1:
 
     @property
     def is_reading(self) -> bool:
-        """True while a wait ends if the client leaves: of a read-only request without the task, or of ``_watch``."""
+        """True while a wait ends if the client leaves: of a hot request that reads only, or of ``_watch``."""
         if self._connection.state is not State.ANSWERING:
             return self._on_end is not None
         head = self._last.head
@@ -246,6 +250,11 @@ class Http1:
         if self._head_due_s < inf:
             self._head_due_s = connection.scope.deadline = inf
         is_whole = len(pending) >= end
+        if is_whole:
+            try:
+                self._held.grow(head.length - self._held.reserved_bytes)
+            except Overloaded:
+                return True
         # The task refuses a request that is over its quota, before more of the body is read.
         if last.is_metered and not self._is_within(head, takes=is_whole):
             return True
@@ -253,12 +262,18 @@ class Http1:
             return not self._gather(head, end - len(pending))
         if connection.state is State.GATHERING:
             self.gathered()
-        admission, route = last.admission, head.endpoint.route
-        request = self._request = Request(
+        connection.pending = pending[end:]
+        self._is_new = self._has_skipped = False
+        self._start(head, self._request_of(head, last.admission, pending[begin:end]))
+        return False  # an answer that needs the task has already woken it
+
+    def _request_of(self, head: Head, admission: Admission, body: bytes) -> Request:
+        connection = self._connection
+        return Request(
             head.path,
             head.query,
             head.headers,
-            pending[begin:end],
+            body,
             head.request_id or new_request_id(),
             room=connection.room,
             who=admission.who,
@@ -266,23 +281,20 @@ class Http1:
             peer=connection.peer,
             prepare=self._prepare,
         )
-        connection.pending = pending[end:]
+
+    def _start(self, head: Head, request: Request) -> None:
+        """Call the handler of a request whose body is complete; ``_answered`` sends its outcome."""
+        connection, route = self._connection, head.endpoint.route
+        self._request = request
         connection.state = State.ANSWERING
-        self._is_new = self._has_skipped = False
         if route.quick:
             self._begun_s = perf_counter()
-        try:
-            self._held.grow(head.length - self._held.reserved_bytes)
-        except Overloaded as error:
-            self._answered(error)
-            return False
         head.endpoint.handler(request, self._answered)
         if connection.state is State.ANSWERING:
-            parts.reactor.resting.drop(connection)
+            self._parts.reactor.resting.drop(connection)
             if route.reads_only:
                 self._held.may_give_way(request.cancel)
                 connection.read_ahead()
-        return False  # an answer that needs the task has already woken it
 
     def _is_admitted(self, last: _LastHead, head: Head) -> bool:
         """True if the sender is admitted. If False, the task refuses the request, or waits for the guard's decision."""
@@ -342,7 +354,7 @@ class Http1:
         return self._last.head
 
     def _prepare(self, answer: Answer) -> None:
-        """Encode the answer that the handler, started without the task, is about to give.
+        """Encode the answer that the handler is about to give.
 
         It may belong to an earlier request, which was answered at its time limit.
         """
@@ -364,7 +376,7 @@ class Http1:
         return wire.answer_head(answer, request_id, chunks=head.chunks, close=not keep) + body
 
     def _answered(self, outcome: Answer | Exception) -> None:
-        """Send the outcome of a handler that was started without the task. It neither waits nor raises."""
+        """Send the outcome of a handler. It neither waits nor raises."""
         connection, head, request = self._connection, self._last.head, self._request
         if connection.state is not State.ANSWERING or head is None or request is None:
             connection.room.release()  # the connection has ended
@@ -385,7 +397,8 @@ class Http1:
             outcome if isinstance(outcome, Answer) and not outcome.headers else checked(outcome, request.request_id)
         )
         if route.quick and accounting is not None:
-            _account(accounting, head, answer, perf_counter() - self._begun_s, request.request_id)
+            seconds = perf_counter() - self._begun_s
+            accounting.answered(route, route.path.format(**head.path), answer, seconds, request.request_id)
         parts = self._parts
         connection.state = State.RESTING
         keep = head.keep_alive and not parts.stopping.is_set()
@@ -398,7 +411,7 @@ class Http1:
         if data is not None and len(data) > FREE_BYTES and not room.takes_now(len(data)):
             data = None
         whole = data is not None and connection.send_now(data)
-        if whole:
+        if whole and room.reserved_bytes:
             room.release()
         self._held.release()
         if data is None:
@@ -413,7 +426,7 @@ class Http1:
             connection.wake()
             return
         parts.reactor.resting.add(connection)
-        if connection.pending or not connection.is_quiet:
+        if connection.pending or connection.input is not Input.NOTHING:
             parts.reactor.again(connection)
 
     # --- heads ------------------------------------------------------------------------------------
@@ -464,9 +477,13 @@ class Http1:
         """Sleep until a request needs the task; send what could not be sent without it."""
         connection = self._connection
         while True:
-            stops_s = trio.current_time() + BRIEF_LINGER_S if self._parts.stopping.is_set() else inf
-            connection.scope.deadline = min(stops_s, self._head_due_s)
-            if not connection.ended:
+            if connection.state <= State.ANSWERING:  # the task started a request, which may be answered already
+                await connection.sleep()
+            elif self._made is None and not (
+                connection.has_unsent or connection.ended or connection.state is State.LEAVING
+            ):
+                stops_s = trio.current_time() + BRIEF_LINGER_S if self._parts.stopping.is_set() else inf
+                connection.scope.deadline = min(stops_s, self._head_due_s)
                 self._parts.reactor.resting.add(connection)
                 await connection.rest()
             connection.scope.deadline = inf
@@ -547,47 +564,38 @@ class Http1:
         return LINGER_S if head.length else BRIEF_LINGER_S
 
     async def _serve_hot(self, head: Head) -> float:
-        request_id = head.request_id or new_request_id()
-        parts, connection = self._parts, self._connection
-        accounting = parts.accounting if head.endpoint.route.quick else None
+        """Read a request, and start it. Return how long to linger if it was refused and ends the connection, else 0."""
+        parts, connection, held = self._parts, self._connection, self._held
+        settings, route = parts.settings, head.endpoint.route
+        body = BodyReader(connection, head.length, held, expects_continue=head.expects_continue)
+        request = self._request_of(head, OPEN_ADMISSION, b"")
         begun_s = perf_counter()
-        with self._held as held:  # it already covers the gathered part of the body
-            body = BodyReader(connection, head.length, held, expects_continue=head.expects_continue)
-            try:
-                answer = await self._answer_to(head, body, held, request_id)
-                if accounting is not None:
-                    _account(accounting, head, answer, perf_counter() - begun_s, request_id)
-                keep = head.keep_alive and body.has_ended and not parts.stopping.is_set()
-                await self._send(answer, request_id, chunks=head.chunks, keep=keep)
-            finally:
-                connection.room.release()
+        try:
+            admission = await self._admitted(head, body, request.request_id)
+            request.who, request.rights = admission.who, admission.rights
+            request.body = await self._read_body(head, body)
+            connection.state = State.HANDLING
+            self._watch(_answer_anyway)
+            refusal = await parts.acceptance.decode(
+                route, request, held, settings.max_body_bytes, settings.body_timeout_s
+            )
+        except PlainsongError as error:
+            refusal = answer_for(error)
+        finally:
+            self._on_end = None
+        if refusal is None:
+            self._start(head, request)
+            return 0.0
+        held.release()
+        connection.room.release()
+        if route.quick and parts.accounting is not None:
+            seconds = perf_counter() - begun_s
+            parts.accounting.answered(route, route.path.format(**head.path), refusal, seconds, request.request_id)
+        keep = head.keep_alive and body.has_ended and not parts.stopping.is_set()
+        await self._send(refusal, request.request_id, chunks=head.chunks, keep=keep)
         if keep:
             return 0.0
         return BRIEF_LINGER_S if body.has_ended else LINGER_S
-
-    async def _answer_to(self, head: Head, body: BodyReader, held: Reservation, request_id: str) -> Answer:
-        """Return the answer, with its body accounted for in the connection's room."""
-        connection = self._connection
-        peer, room = connection.peer, connection.room
-        try:
-            admission = await self._admitted(head, body, request_id)
-            request = Request(
-                head.path,
-                head.query,
-                head.headers,
-                request_id=request_id,
-                room=room,
-                who=admission.who,
-                rights=admission.rights,
-                peer=peer,
-            )
-            request.body = await self._read_body(head, body, held)
-        except PlainsongError as error:
-            return answer_for(error)
-        answer = await self._answer(head.endpoint, request, held)
-        if not room.reserved_bytes and isinstance(answer.body, bytes) and len(answer.body) <= FREE_BYTES:
-            return answer
-        return await admitted(answer, room, only_looks=_only_looks(head.endpoint.route, answer))
 
     async def _admitted(self, head: Head, body: BodyReader, request_id: str) -> Admission:
         """Authenticate and authorize the sender, before the body is read. Raises PlainsongError: it is refused."""
@@ -607,33 +615,15 @@ class Http1:
             raise
         return admission
 
-    async def _read_body(self, head: Head, reader: BodyReader, held: Reservation) -> bytes:
+    async def _read_body(self, head: Head, reader: BodyReader) -> bytes:
         """Return the body as sent."""
-        connection, settings = self._connection, self._parts.settings
+        connection, held, settings = self._connection, self._held, self._parts.settings
         if 0 <= head.length <= len(connection.pending) and head.length <= settings.max_body_bytes:
-            held.grow(head.length - held.reserved_bytes)
-            return reader.take_pending()
+            body = reader.take_pending()
+            held.grow(head.length - held.reserved_bytes)  # it already covers the gathered part
+            return body
         connection.state = State.READING
         return await read_body(reader, head.length, held, settings)
-
-    async def _answer(self, endpoint: Endpoint, request: Request, held: Reservation) -> Answer:
-        parts = self._parts
-        self._connection.state = State.HANDLING
-        ending = SendingEnd()
-        self._watch(ending.come)
-        try:
-            settings = parts.settings
-            refusal = await parts.acceptance.decode(
-                endpoint.route, request, held, settings.max_body_bytes, settings.body_timeout_s
-            )
-            if refusal is not None:
-                return refusal
-            answering = partial(respond, endpoint.handler, gzip_min_bytes=settings.gzip_min_bytes)
-            if endpoint.route.reads_only:
-                return await answer_reader(answering, request, held, ending)
-            return await answering(request)
-        finally:
-            self._on_end = None
 
     def sending_ended(self) -> None:
         """Handle a half-close: the client is still answered, but without further waiting."""
@@ -689,10 +679,5 @@ def _only_looks(route: Route[Any], answer: Answer) -> bool:
     return route.reads_only and (route.hot or may_be_refused(answer))
 
 
-def _account(accounting: Accounting, head: Head, answer: Answer, seconds: float, request_id: str) -> None:
-    """Count and log an answer of a quick route, as the application does for other routes."""
-    route = head.endpoint.route
-    accounting.requested(route.name, answer.status, seconds)
-    accounting.access.answered(
-        route.name, route.path.format(**head.path), answer.status, seconds, answer.headers, request_id
-    )
+def _answer_anyway() -> None:
+    """A client that has half-closed the connection is still answered."""

@@ -46,7 +46,7 @@ WAITS = {
     "broker/front/parent.py": ("Answering._unpack_and_publish _FrontEndProcess._begun _FrontEndProcess._run _FrontEndProcess._terminate_at_stop _FrontEndProcess.keep serve_front_ends", "daemon/test_front_ends.py"),
     "broker/http/asgi.py": ("ApplicationCall._receive ApplicationCall._send_body", "broker/test_framing_of_applications.py"),
     "broker/http/budgets.py": ("AnswerBudget.take", "broker/test_answer_budget.py"),
-    "broker/http/connection.py": ("Connection._sleep", "broker/test_reactor.py"),
+    "broker/http/connection.py": ("Connection.sleep", "broker/test_reactor.py"),
     "broker/http/deadlines.py": ("Deadlines.run", "broker/test_handlers.py"),
     "broker/http/gate.py": ("Gate._linger Gate._pass.counted_receive Gate._pass.marked_send Gate._send_piece", "broker/test_server_bounds.py"),
     "broker/http/handlers.py": ("answer_of", "broker/test_handlers.py"),
