@@ -11,12 +11,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import trio
+
 from plainsong.protocol.effects import Table
 from plainsong.protocol.keys import HIGH_WATER, SYSTEM, DamagedRow, stop_after
 from plainsong.protocol.records import HighWater
 from storage.base import StoreUnusable, read_rows
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from actors.directory import Directory
     from actors.observe import Clock
     from storage.base import Store
@@ -28,6 +32,8 @@ SLACK_MS = 60_000
 MAX_TOPICS = 10_000
 #: The same, for a store with a round trip for each read.
 MAX_TOPICS_SHARED = 500
+#: Seconds between two comparisons of the clock with the open topics.
+LOOK_S = 5.0
 _DAY_MS = 86_400_000
 
 
@@ -79,22 +85,23 @@ class StoreTime:
         elif ahead_ms > SLACK_MS:
             log.info("the clock is ahead of the store", extra={"ahead_s": ahead_ms // 1000})
 
-    def behind_ms(self) -> int:
-        """Return how far the clock is behind the newest time of the store and of the open topics, 0 if it is not.
+    async def watch(self) -> NoReturn:
+        """Log when the clock falls behind. After a crash, a topic's newest time is known only once it is open."""
+        while True:
+            await trio.sleep(LOOK_S)
+            self._report(self.behind_ms())
 
-        After a crash, the newest time of a topic is known only once the topic is open; then this logs it.
-        """
+    def behind_ms(self) -> int:
+        """Return how far the clock is behind the newest time of the store and of the open topics, 0 if it is not."""
         newest_ms = self._started_ms
         for entry in self._directory:
             core = entry.actor.core
             if core is not None:
                 newest_ms = max(newest_ms, core.state.time_ms)
-        behind_ms = max(0, newest_ms - self._clock.now_ms())
-        self._report(behind_ms)
-        return behind_ms
+        return max(0, newest_ms - self._clock.now_ms())
 
     def _report(self, behind_ms: int) -> None:
-        """Log once that the clock is behind."""
+        """Log once that the clock is behind, until it has caught up."""
         was_reported, self._is_reported = self._is_reported, behind_ms > SLACK_MS
         if self._is_reported and not was_reported:
             log.warning(

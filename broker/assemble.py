@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import trio
-
 from actors.observe import SystemClock
 from actors.scrub import Scrub
 from actors.set_aside import SetAsides
@@ -69,6 +67,8 @@ from plainsong.protocol.codec import avro
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    import trio
 
     from actors.observe import Clock
     from actors.ownership import Ownership
@@ -173,8 +173,6 @@ async def assemble(
         audit=audit,
         descriptors=descriptors,
         stopping=core.stopping,
-        served=trio.Event(),
-        thrift_served=trio.Event(),
     )
 
 

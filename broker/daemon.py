@@ -76,10 +76,6 @@ class Daemon:
     descriptors: Descriptors
     stopping: trio.Event
     """Set when the daemon shuts down: readyz reports it, and waiting polls are answered."""
-    served: trio.Event
-    """Set when the HTTP server has stopped and the last answers were sent."""
-    thrift_served: trio.Event
-    """The same for Tephra's clients; also set if there is no server for them."""
 
     async def start(self, actors: trio.Nursery) -> None:
         """Start background tasks. Raises StoreError; StoreUnusable: the clock is too far ahead of the store."""
@@ -98,6 +94,7 @@ class Daemon:
         actors.start_soon(self.publishing.deadlines.run)
         actors.start_soon(janitor.run)
         actors.start_soon(self.scrub.run)
+        actors.start_soon(self.store_time.watch)
         actors.start_soon(_watch_loop, self.metrics)
         actors.start_soon(watch_jumps, self.clock, self.pointers.wake_all)
         if self.security.guard.required:

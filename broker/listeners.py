@@ -35,61 +35,61 @@ async def serve(
     config = daemon.config
     settings = config.http
     peers = None if daemon.cluster is None else daemon.cluster.peer_handler()
-    try:
-        if config.http.processes > 1:
-            answering = Answering(
-                daemon.endpoints,
-                daemon.begin,
-                daemon.publishing,
-                daemon.accounting,
-                daemon.answers,
-                budget,
-                daemon.security,
-                daemon.descriptors,
-            )
-            await serve_front_ends(
-                config,
-                answering,
-                peers,
-                stop=stop,
-                certificates=certificates,
-                reloads=reloads or Reloads(),
-                task_status=task_status,
-            )
-            return
-        check = daemon.origin_check()
-        if certificates is not None:
-            certificates.report_names_to(check.serve_names)
-        await serve_http(
-            settings,
+    if config.http.processes > 1:
+        answering = Answering(
             daemon.endpoints,
-            partial(load_application, daemon.endpoints, settings, daemon.accounting),
-            binds=list(map(str, config.http.binds)),
-            unix_mode=config.http.unix_mode,
-            reactor=reactor,
-            budget=budget,
+            daemon.begin,
+            daemon.publishing,
+            daemon.accounting,
+            daemon.answers,
+            budget,
+            daemon.security,
+            daemon.descriptors,
+        )
+        await serve_front_ends(
+            config,
+            answering,
+            peers,
             stop=stop,
-            grace_s=config.shutdown.drain_s,
-            tls=certificates,
-            check=check,
-            guard=daemon.security.guard,
-            begin=daemon.begin,
-            peers=peers,
-            accounting=daemon.accounting,
-            descriptors=daemon.descriptors,
+            certificates=certificates,
+            reloads=reloads or Reloads(),
             task_status=task_status,
         )
-    finally:
-        daemon.served.set()
+        return
+    check = daemon.origin_check()
+    if certificates is not None:
+        certificates.report_names_to(check.serve_names)
+    await serve_http(
+        settings,
+        daemon.endpoints,
+        partial(load_application, daemon.endpoints, settings, daemon.accounting),
+        binds=list(map(str, config.http.binds)),
+        unix_mode=config.http.unix_mode,
+        reactor=reactor,
+        budget=budget,
+        stop=stop,
+        grace_s=config.shutdown.drain_s,
+        tls=certificates,
+        check=check,
+        guard=daemon.security.guard,
+        begin=daemon.begin,
+        peers=peers,
+        accounting=daemon.accounting,
+        descriptors=daemon.descriptors,
+        task_status=task_status,
+    )
 
 
 async def start_thrift(
-    daemon: Daemon, reactor: Reactor, stop: trio.Event, servers: trio.Nursery, certificates: Certificates | None = None
+    daemon: Daemon,
+    reactor: Reactor,
+    stop: trio.Event,
+    listeners: trio.Nursery,
+    certificates: Certificates | None = None,
 ) -> list[str]:
     """Serve Tephra's clients if ``transactions.thrift`` is set; return the addresses. Raises OSError."""
     config, authority = daemon.config, daemon.authority
     if not config.transactions.thrift or (authority.own is None and authority.routed is None):
-        daemon.thrift_served.set()
         return []
     owners = None if daemon.cluster is None else daemon.cluster.owners
     methods: Methods = RoutedTephraMethods(authority, owners) if authority.own is None else TephraMethods(authority.own)
@@ -108,12 +108,5 @@ async def start_thrift(
         tls=certificates.context if config.transactions.thrift_tls and certificates is not None else None,
         descriptors=daemon.descriptors,
     )
-
-    async def serve_to_the_end(task_status: trio.TaskStatus[list[str]]) -> None:
-        try:
-            await serving(task_status=task_status)
-        finally:
-            daemon.thrift_served.set()
-
-    addresses: list[str] = await servers.start(serve_to_the_end)
+    addresses: list[str] = await listeners.start(serving)
     return addresses

@@ -7,11 +7,12 @@ a planned switch the primary's directory becomes a standby's.
     └── second copy                  if there is one: ships the store's commits
         └── actors nursery           topics, transaction service, janitor, membership, space guard, loop watch
             └── reactor              waits for the sockets of all connections
-                └── servers nursery      start() returns the bound addresses; then the cluster is entered
-                    └── wait for SIGTERM or SIGINT
-                          0. in a cluster: our topics move to other owners; requests are forwarded
-                          1. mailboxes close: nothing new is accepted, parked and held polls get empty answers
-                          2. the servers stop after sending the last answers
+                └── watches nursery      signals, files to reload, garbage, the service manager
+                    └── listeners nursery    start() returns the bound addresses; then the cluster is entered
+                        └── wait for SIGTERM or SIGINT
+                              0. in a cluster: our topics move to other owners; requests are forwarded
+                              1. mailboxes close: nothing new is accepted, parked and held polls get empty answers
+                              2. the listeners stop after sending the last answers
             3. topics finish their mailboxes and return
             4. the transaction service, which may still have asked topics, does the same
         5. the last commits are shipped
@@ -200,40 +201,39 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
         turns, waker = (daemon.directory.environment.run_queue, store.waker) if reads else (None, None)
         async with (
             open_reactor(config.http.keep_alive_s, turns, waker) as reactor,
-            trio.open_nursery() as servers,
+            trio.open_nursery() as watches,
         ):
-            servers.start_soon(_stop_at_signal, stop)
-            servers.start_soon(Reclaim(partial(len, daemon.directory)).run)
-            await servers.start(reloads.run)
+            watches.start_soon(_stop_at_signal, stop)
+            watches.start_soon(Reclaim(partial(len, daemon.directory)).run)
+            await watches.start(reloads.run)
             if security.guard.required:
                 reloads.add(security.files.look)
             if certificates is not None:
                 reloads.add(certificates.look_again)
-                servers.start_soon(certificates.watch, config.security.reload_s)
+                watches.start_soon(certificates.watch, config.security.reload_s)
                 add_tls_gauges(metrics, certificates)
                 daemon.attention.sources.append(partial(certificate_findings, certificates))
-            addresses = await servers.start(partial(serve, daemon, budget, reactor, stop, certificates, reloads))
-            thrift = await start_thrift(daemon, reactor, stop, servers, certificates)
-            if membership is not None:
-                address = config.cluster.advertise or next(each for each in addresses if not each.startswith(UNIX))
-                await enter(membership, address, stop)
-                servers.start_soon(_verify_address, daemon, membership.me.name, address)
-            if copy is not None:
-                copy.lease.serve(urls_of(addresses, config))
-            freeze_loaded()
-            names = frozenset[str]() if certificates is None else certificates.now.names
-            announce(_running(daemon, membership, addresses, thrift, testing, names))
-            notifier.ready()
-            servers.start_soon(_keep_alive, notifier)
-            await stop.wait()
-            notifier.stopping()
-            if rebalance is not None:
-                await hand_over(daemon.directory, daemon.stopping, rebalance, config.shutdown.drain_s)
-            daemon.stop()
-            with trio.move_on_after(config.shutdown.drain_s):
-                await daemon.served.wait()
-                await daemon.thrift_served.wait()
-            servers.cancel_scope.cancel()
+            async with trio.open_nursery() as listeners:
+                addresses = await listeners.start(partial(serve, daemon, budget, reactor, stop, certificates, reloads))
+                thrift = await start_thrift(daemon, reactor, stop, listeners, certificates)
+                if membership is not None:
+                    address = config.cluster.advertise or next(each for each in addresses if not each.startswith(UNIX))
+                    await enter(membership, address, stop)
+                    watches.start_soon(_verify_address, daemon, membership.me.name, address)
+                if copy is not None:
+                    copy.lease.serve(urls_of(addresses, config))
+                freeze_loaded()
+                names = frozenset[str]() if certificates is None else certificates.now.names
+                announce(_running(daemon, membership, addresses, thrift, testing, names))
+                notifier.ready()
+                watches.start_soon(_keep_alive, notifier)
+                await stop.wait()
+                notifier.stopping()
+                if rebalance is not None:
+                    await hand_over(daemon.directory, daemon.stopping, rebalance, config.shutdown.drain_s)
+                daemon.stop()
+                listeners.cancel_scope.deadline = trio.current_time() + config.shutdown.drain_s
+            watches.cancel_scope.cancel()
         with trio.move_on_after(config.shutdown.drain_s):
             await daemon.drained()
         actors.cancel_scope.cancel()

@@ -330,13 +330,12 @@ _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\x00\r\n]*")
 
 
 class ChunkedBody:
-    """Decodes one body; ``size`` bytes of it have been decoded."""
+    """Decodes one body."""
 
-    __slots__ = ("_body", "_left", "_rest", "_trailer_bytes", "is_behind", "size")
+    __slots__ = ("_body", "_left", "_rest", "_trailer_bytes", "is_behind")
 
     def __init__(self) -> None:
         self._body = io.BytesIO()  # ``getvalue`` returns its buffer without a copy
-        self.size = 0
         #: True if the last ``feed`` stopped at its limit: there are undecoded chunks left.
         self.is_behind = False
         self._rest = b""
@@ -395,7 +394,6 @@ class ChunkedBody:
         assert self._left is not None
         part = data[at : at + self._left - 2]
         self._body.write(part)
-        self.size += len(part)
         self._left -= len(part)
         return at + len(part)
 

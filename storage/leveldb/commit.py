@@ -92,7 +92,7 @@ class SealedVolumes(MakesVolumes, Protocol):
         """Subtract rows that died just now from the live bytes of a set's sealed volumes."""
 
     def checkpoint_soon(self) -> None:
-        """Write the pending metadata to its database, once for any number of calls."""
+        """Write the pending metadata to its database, once for all calls before that is done."""
 
 
 class Committer:

@@ -58,7 +58,7 @@ class Keeper:
     """Calls for the commit, the event loop and readers, and the work that the thread does for them.
 
     The calls under the first two headings send messages, and are for the caller that the heading names. Everything else
-    runs in the thread, which owns all fields except ``thread``, ``_spares`` and ``_checkpoint_waits``.
+    runs in the thread, which owns all fields except ``thread``, ``_spares`` and ``_asked_at``.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class Keeper:
         #: While volumes are rewritten: these volumes, and the rows that changed in them since.
         self.rewriting: Sequence[Volume] = ()
         self.changed: set[tuple[Table, bytes]] = set()
-        self._checkpoint_waits = False
+        #: ``Metadata.durable`` at the last request for a checkpoint; owned by the commit.
+        self._asked_at = -1
         self.thread = KeeperThread(hand_in)
 
     # --- for the commit: never waits, except for the next volume -----------------------------------
@@ -130,10 +131,10 @@ class Keeper:
         self.thread.put(partial(self._note_dead, volumes, table, ranges))
 
     def checkpoint_soon(self) -> None:
-        """Write the pending metadata to its database, once for any number of calls."""
-        if not self._checkpoint_waits:
-            self._checkpoint_waits = True
-            self.thread.put(partial(self.thread.guarded, self._checkpoint))
+        """Write the pending metadata to its database, once for all calls before that is done."""
+        if self._asked_at != self._metadata.durable:
+            self._asked_at = self._metadata.durable
+            self.thread.put(partial(self.thread.guarded, self._metadata.checkpoint))
 
     # --- for the event loop and for readers: never waits -------------------------------------------
 
@@ -147,7 +148,7 @@ class Keeper:
 
     def checkpoint(self, done: Callable[[StoreError | None], object]) -> None:
         """Write the pending metadata to its database."""
-        self.thread.put(lambda: done(self.thread.guarded(self._checkpoint)))
+        self.thread.put(lambda: done(self.thread.guarded(self._metadata.checkpoint)))
 
     def measure_soon(self, volume: Volume) -> None:
         """Measure a volume whose files were rewritten."""
@@ -299,13 +300,9 @@ class Keeper:
             return
         volume.measure()
         self.touched.add(volume)
-        self._checkpoint()
+        self._metadata.checkpoint()
         self._databases.close_idle()
         save_index(volume)
-
-    def _checkpoint(self) -> None:
-        self._checkpoint_waits = False
-        self._metadata.checkpoint()
 
     def is_unsent(self, volume: Volume) -> bool:
         """True if the second copy may still need the journal of a volume."""

@@ -184,8 +184,8 @@ class Nodes(dict):
             await service.start(actors)
             budget = BodyBudget(config.http.max_inflight_bytes, service.answers)
             turns = service.directory.environment.run_queue
-            async with open_reactor(config.http.keep_alive_s, turns) as reactor, trio.open_nursery() as servers:
-                (node.address,) = await servers.start(serve, service, budget, reactor, node.stop)
+            async with open_reactor(config.http.keep_alive_s, turns) as reactor, trio.open_nursery() as listeners:
+                (node.address,) = await listeners.start(serve, service, budget, reactor, node.stop)
                 self.addresses[node.name] = node.address
                 # ``verify``: there is no TLS here, and loading the system's certificates takes tens of milliseconds.
                 url = f"http://{node.address}"
@@ -193,8 +193,6 @@ class Nodes(dict):
                     task_status.started()
                     await node.stop.wait()
                 service.stop()
-                await service.served.wait()
-                servers.cancel_scope.cancel()
             await service.drained()
             actors.cancel_scope.cancel()
 
