@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from broker.cluster.transactions import RoutedTephraMethods
 from broker.front.parent import Answering, serve_front_ends
 from broker.http.budgets import BodyBudget
-from broker.http.server import load_application, serve_http
+from broker.http.server import serve_http
 from broker.reload import Reloads
 from broker.thrift import THRIFT, GrantedMethods, TephraMethods, serve_thrift
 
@@ -33,7 +33,6 @@ async def serve(
 ) -> None:
     """Serve HTTP, and other instances, until ``stop`` is set; started once it accepts connections. Raises OSError."""
     config = daemon.config
-    settings = config.http
     peers = None if daemon.cluster is None else daemon.cluster.peer_handler()
     if config.http.processes > 1:
         answering = Answering(
@@ -60,11 +59,8 @@ async def serve(
     if certificates is not None:
         certificates.report_names_to(check.serve_names)
     await serve_http(
-        settings,
+        config.http,
         daemon.endpoints,
-        partial(load_application, daemon.endpoints, settings, daemon.accounting),
-        binds=list(map(str, config.http.binds)),
-        unix_mode=config.http.unix_mode,
         reactor=reactor,
         budget=budget,
         stop=stop,

@@ -25,7 +25,7 @@ from broker.http.messages import Answer, answer_for
 from broker.http.origin_check import origin_check
 from broker.http.reactor import open_reactor
 from broker.http.route import Accounting, Endpoint, accounted
-from broker.http.server import load_application, serve_http
+from broker.http.server import serve_http
 from broker.logs import AccessLog
 from broker.metrics import VARY_ACCEPT, Metrics
 from broker.replication import open_objects
@@ -209,10 +209,7 @@ async def _serve(
             serve_http,
             config.http,
             endpoints,
-            partial(load_application, endpoints, config.http, accounting),
             reactor=reactor,
-            binds=list(map(str, config.http.binds)),
-            unix_mode=config.http.unix_mode,
             budget=BodyBudget(config.http.max_inflight_bytes, AnswerBudget(config.http.max_answer_bytes)),
             stop=ended,
             grace_s=config.shutdown.drain_s,

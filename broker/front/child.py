@@ -12,7 +12,6 @@ import socket
 import sys
 import time
 from contextlib import aclosing, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -30,7 +29,7 @@ from broker.http.messages import status_of
 from broker.http.origin_check import origin_check
 from broker.http.reactor import open_reactor
 from broker.http.route import Accounting
-from broker.http.server import load_application, serve_http
+from broker.http.server import serve_http
 from broker.link.client import Link
 from broker.link.flow import LinkBroken
 from broker.link.http_codec import encode_identity
@@ -189,7 +188,6 @@ class FrontEnd:
             await serve_http(
                 settings,
                 endpoints,
-                partial(load_application, endpoints, settings, accounting),
                 reactor=reactor,
                 binds=self._listeners,
                 budget=BodyBudget(settings.max_inflight_bytes, AnswerBudget(settings.max_answer_bytes)),

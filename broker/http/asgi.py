@@ -55,7 +55,6 @@ class ApplicationCall:
         "_connection",
         "_framing",
         "_head",
-        "_id",
         "_keeps",
         "_left_bytes",
         "_sending_end",
@@ -79,8 +78,6 @@ class ApplicationCall:
         self._keeps = keeps
         self._watch = watch
         self._sending_end = SendingEnd()
-        #: None until the application has failed.
-        self._id: str | None = None
         #: The head of the answer, until the body begins.
         self._start: Any = None
         self._framing = Framing.WHOLE
@@ -101,11 +98,11 @@ class ApplicationCall:
         try:
             await app(scope, self._receive, self._send)
         except Exception:
-            log.exception("a request failed", extra={"request_id": self._request_id(scope)})
+            log.exception("a request failed", extra={"request_id": _request_id(scope)})
         if not self.has_ended:
             if self.is_kept is not None:
                 raise CutShort
-            await self._fail(self._request_id(scope))
+            await self._fail(_request_id(scope))
         if self.is_kept:
             await self._drop_rest()
         return bool(self.is_kept) and self._body.has_ended
@@ -225,15 +222,14 @@ class ApplicationCall:
             self._connection.scope.cancel()  # no client is there to read it
         return go_on + head
 
-    def _request_id(self, scope: dict[str, Any]) -> str:
-        """Return the one id of the request, for its answer and for the log."""
-        if self._id is None:
-            exchange = scope["extensions"].get(EXCHANGE)
-            self._id = new_request_id() if exchange is None else exchange.request_id
-        return self._id
-
     async def _fail(self, request_id: str) -> None:
         error = Internal(hint="the log has more under this answer's X-Request-Id")
         self.is_kept = False
         await self._connection.send_all(wire.refusal(error, request_id, head_only=self._head.method == "HEAD"))
         self.has_ended = True
+
+
+def _request_id(scope: dict[str, Any]) -> str:
+    """Return the id of the request, for its answer and for the log."""
+    exchange = scope["extensions"].get(EXCHANGE)
+    return new_request_id() if exchange is None else str(exchange.request_id)

@@ -64,7 +64,7 @@ PIECE_BYTES = 64 << 10
 class Exchange:
     """The state of one request in the gate."""
 
-    def __init__(self, scope: Any, budget: BodyBudget, settings: HttpConfig) -> None:
+    def __init__(self, scope: Any, budget: BodyBudget, settings: HttpConfig, guard: Guard) -> None:
         self.minimum_rate = MinimumRate(settings)
         self.headers = joined(scope["headers"])
         #: The client's id if it is sane, otherwise a new one.
@@ -89,10 +89,12 @@ class Exchange:
         #: The answer's body, if it is a stream.
         self.stream: BodyStream | None = None
         #: Authenticates and authorizes the sender; the result of authentication.
-        self.guard: Guard = OPEN
+        self.guard = guard
         self.admission: Admission = OPEN_ADMISSION
         extensions = scope.setdefault("extensions", {})
         self.peer: Peer = extensions.get(PEER, NO_PEER)
+        #: Cuts the request's connection.
+        self.cut: Callable[[], object] = extensions.get(CUT, lambda: None)
         self.sending_end: SendingEnd = extensions.get(SENDING_END) or SendingEnd()
         extensions[EXCHANGE] = self
 
@@ -131,15 +133,13 @@ class Gate:
         if scope["type"] == "websocket":
             await _refuse_websocket(send)
             return
-        exchange = Exchange(scope, self._budget, self._settings)
+        exchange = Exchange(scope, self._budget, self._settings, self._guard)
         try:
             with exchange.reservation:
                 await self._pass(exchange, scope, receive, send)
             if exchange.is_last and scope["http_version"] >= "2":  # there is no header for it
                 await trio.sleep(LAST_ANSWER_S)
-                cut: Any = scope.get("extensions", {}).get(CUT)
-                if cut is not None:
-                    cut()
+                exchange.cut()
         finally:
             if exchange.stream is not None:  # the framework closes only streams it has started to send
                 with trio.CancelScope(shield=True):
@@ -183,10 +183,10 @@ class Gate:
                 and not (message.get("more_body") or exchange.body_ended.is_set())
                 and scope["http_version"] >= "2"
             ):
-                await self._send(exchange, {**message, "more_body": True}, scope, send)
+                await self._send(exchange, {**message, "more_body": True}, send)
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
                 await self._linger(exchange, receive)
-            await self._send(exchange, message, scope, send)
+            await self._send(exchange, message, send)
 
         def give_way() -> None:
             exchange.refusal = exchange.reservation.refusal()
@@ -206,7 +206,7 @@ class Gate:
 
     async def _admit(self, exchange: Exchange, scope: Any) -> PlainsongError | None:
         """Authenticate the sender; return the refusal if that fails and the request needs a name."""
-        guard = exchange.guard = self._guard
+        guard = self._guard
         if not guard.required:
             return None
         is_open = guard.needs_no_name(scope["path"]) or (
@@ -226,34 +226,30 @@ class Gate:
             return error
         return None
 
-    async def _send(self, exchange: Exchange, message: Any, scope: Any, send: Any) -> None:
+    async def _send(self, exchange: Exchange, message: Any, send: Any) -> None:
         """Send a message in pieces, since the server below buffers a message until it is sent."""
         rest = memoryview(message.get("body", b""))
         while len(rest) > PIECE_BYTES:
             piece = {"type": "http.response.body", "body": bytes(rest[:PIECE_BYTES]), "more_body": True}
-            await self._send_piece(exchange, piece, scope, send)
+            await self._send_piece(exchange, piece, send)
             rest = rest[PIECE_BYTES:]
             message = {**message, "body": bytes(rest)} if len(rest) <= PIECE_BYTES else message
-        await self._send_piece(exchange, message, scope, send)
+        await self._send_piece(exchange, message, send)
 
-    async def _send_piece(self, exchange: Exchange, message: Any, scope: Any, send: Any) -> None:
+    async def _send_piece(self, exchange: Exchange, message: Any, send: Any) -> None:
         """Send one piece within the time that the minimum rate allows its reader.
 
         Over HTTP/2 a reader may stall while its connection stays alive.
         """
-        cut = scope.get("extensions", {}).get(CUT)
-        if cut is None:
-            await send(message)
-            return
         room, minimum_rate, begun_s = exchange.room, exchange.minimum_rate, trio.current_time()
-        room.blocks(cut)
+        room.blocks(exchange.cut)
         try:
             with trio.move_on_after(minimum_rate.left_s()) as wait:
                 await send(message)
         finally:
             room.moves()
         if wait.cancelled_caught:
-            cut()
+            exchange.cut()
             await trio.sleep_forever()  # the end of the connection cancels this task
         waited_s = trio.current_time() - begun_s
         if waited_s > AT_ONCE_S:
@@ -315,8 +311,8 @@ class Gate:
         assert exchange.refusal is not None
         answer = answer_for(exchange.refusal)
         assert isinstance(answer.body, bytes)
-        headers = [(b"content-type", str(answer.content_type).encode()), (b"content-length", b"%d" % len(answer.body))]
-        headers += [(name.lower().encode(), value.encode()) for name, value in answer.headers]
+        length = ("content-length", str(len(answer.body)))
+        headers = _encoded([("content-type", str(answer.content_type)), length, *answer.headers])
         marked = self._marked(headers, exchange, scope)
         await send({"type": "http.response.start", "status": answer.status, "headers": marked})
         await send({"type": "http.response.body", "body": answer.body, "more_body": True})

@@ -42,6 +42,7 @@ from broker.http.messages import (
     only_plain,
     status_of,
 )
+from broker.http.route import NO_ACCOUNTING
 from broker.http.wire import admitted, checked, may_be_refused, ready
 from broker.security.guard import OPEN, OPEN_ADMISSION, writes_audit
 from plainsong.protocol.errors import BadRequest, Overloaded, PlainsongError, ShuttingDown
@@ -87,8 +88,8 @@ class Http1Parts:
     others: tuple[bytes, ...]
     """The first bytes of other protocols on the same port."""
     guard: Guard = OPEN
-    accounting: Accounting | None = None
-    """For quick routes, whose handlers do not count; None if they are not counted."""
+    accounting: Accounting = NO_ACCOUNTING
+    """For quick routes, whose handlers do not count."""
 
     def hot_head_in(self, raw: bytes, peer: Peer) -> Head | None:
         """Return the head of a hot request; None if the application answers it, or refuses it (a browser's)."""
@@ -390,16 +391,14 @@ class Http1:
                 return
             else:
                 outcome = ShuttingDown("the daemon is shutting down")
-        route, accounting = head.endpoint.route, self._parts.accounting
+        route, parts = head.endpoint.route, self._parts
         if route.reads_only:
             self._held.keeps()
         answer = (
             outcome if isinstance(outcome, Answer) and not outcome.headers else checked(outcome, request.request_id)
         )
-        if route.quick and accounting is not None:
-            seconds = perf_counter() - self._begun_s
-            accounting.answered(route, route.path.format(**head.path), answer, seconds, request.request_id)
-        parts = self._parts
+        if route.quick:
+            self._account(head, request, answer)
         connection.state = State.RESTING
         keep = head.keep_alive and not parts.stopping.is_set()
         made, self._made = self._made, None
@@ -428,6 +427,12 @@ class Http1:
         parts.reactor.resting.add(connection)
         if connection.pending or connection.input is not Input.NOTHING:
             parts.reactor.again(connection)
+
+    def _account(self, head: Head, request: Request, answer: Answer) -> None:
+        """Count and log the answer of a quick route."""
+        route = head.endpoint.route
+        seconds = perf_counter() - self._begun_s
+        self._parts.accounting.answered(route, route.path.format(**head.path), answer, seconds, request.request_id)
 
     # --- heads ------------------------------------------------------------------------------------
 
@@ -569,7 +574,7 @@ class Http1:
         settings, route = parts.settings, head.endpoint.route
         body = BodyReader(connection, head.length, held, expects_continue=head.expects_continue)
         request = self._request_of(head, OPEN_ADMISSION, b"")
-        begun_s = perf_counter()
+        self._begun_s = perf_counter()
         try:
             admission = await self._admitted(head, body, request.request_id)
             request.who, request.rights = admission.who, admission.rights
@@ -588,9 +593,8 @@ class Http1:
             return 0.0
         held.release()
         connection.room.release()
-        if route.quick and parts.accounting is not None:
-            seconds = perf_counter() - begun_s
-            parts.accounting.answered(route, route.path.format(**head.path), refusal, seconds, request.request_id)
+        if route.quick:
+            self._account(head, request, refusal)
         keep = head.keep_alive and body.has_ended and not parts.stopping.is_set()
         await self._send(refusal, request.request_id, chunks=head.chunks, keep=keep)
         if keep:

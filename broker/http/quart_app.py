@@ -18,10 +18,8 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter
 
-from broker.config.sections import HttpConfig
 from broker.http.acceptance import Acceptance
-from broker.http.budgets import BodyBudget
-from broker.http.gate import EXCHANGE, Exchange
+from broker.http.gate import EXCHANGE
 from broker.http.handlers import answer_of, answer_reader
 from broker.http.messages import Answer, Request, answer_for, status_of
 from broker.http.wire import admitted, answer_to, compress, may_be_refused, respond
@@ -41,6 +39,8 @@ if TYPE_CHECKING:
 
     from quart import Quart
 
+    from broker.config.sections import HttpConfig
+    from broker.http.gate import Exchange
     from broker.http.route import Accounting, Endpoint, Route
 
 __all__ = ["UNKNOWN_ROUTE", "Application", "build_application"]
@@ -68,7 +68,7 @@ class _Call(TrioASGIHTTPConnection):
     """One request. A body is received once a view wants it, since that asks a waiting client to send it."""
 
     async def handle_messages(self, nursery: trio.Nursery, request: Any, receive: Any) -> None:  # type: ignore[override]
-        through = _passage_of(self.scope)
+        through: Exchange = self.scope["extensions"][EXCHANGE]  # type: ignore[typeddict-item]
         if "expect" in through.headers and self.scope["http_version"] < "2":
             await through.wants_body.wait()
         await super().handle_messages(nursery, request, receive)
@@ -238,14 +238,7 @@ def _count_unknown(app: Application, accounting: Accounting) -> None:
 
 def exchange() -> Exchange:
     """Return the current request's state in the gate: its id, its joined headers, its reservations."""
-    return _passage_of(request.scope)
-
-
-def _passage_of(scope: Any) -> Exchange:
-    found = scope.get("extensions", {}).get(EXCHANGE)
-    return (
-        found if found is not None else Exchange(scope, BodyBudget(1 << 62), HttpConfig())
-    )  # an application without a server
+    return request.scope["extensions"][EXCHANGE]  # type: ignore[typeddict-item,no-any-return]  # the gate sets it
 
 
 def hot_view(endpoint: Endpoint, settings: HttpConfig, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, T
 
 from broker.http.handlers import RequestCancelled
 from broker.http.messages import Answer, only_plain, status_of
+from broker.logs import AccessLog
 from plainsong.protocol.errors import InvalidName
 from plainsong.protocol.names import TopicName, topic_name
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answered, Handler, Request
-    from broker.logs import AccessLog
     from broker.security.identity import On, Verb
 
 S = TypeVar("S")
@@ -189,6 +189,9 @@ class Accounting:
         """Count and log one answer; see ``AccessLog.answered``."""
         self.requested(route.name, answer.status, seconds)
         self.access.answered(route.name, target, answer.status, seconds, answer.headers, request_id)
+
+
+NO_ACCOUNTING = Accounting(lambda *_: None, AccessLog(enabled=False))
 
 
 def accounted(endpoint: Endpoint, accounting: Accounting) -> Endpoint:

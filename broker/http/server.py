@@ -8,6 +8,7 @@ import socket
 import sys
 from collections import OrderedDict
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,8 +23,9 @@ from broker.http.heads import HotRoutes
 from broker.http.http1 import HTTP_2, Http1, Http1Parts
 from broker.http.messages import Conversations, new_request_id
 from broker.http.origin_check import OriginCheck
+from broker.http.route import NO_ACCOUNTING
 from broker.http.sockets import SocketFiles, accepted, address_of, listen_on, stream_of
-from broker.http.tls_socket import HANDSHAKE, TlsSocket, TlsStream, secured
+from broker.http.tls_socket import HANDSHAKE, TlsSocket, TlsStream
 from broker.security.guard import OPEN
 from broker.security.peer import peer_of
 from plainsong.protocol.errors import Overloaded, PlainsongError, TlsRequired
@@ -74,11 +76,10 @@ LOOP_FIRST_S = 0.0001
 async def serve_http(
     settings: HttpConfig,
     endpoints: Sequence[Endpoint],
-    build: Callable[[], ASGIFramework],
+    build: Callable[[], ASGIFramework] | None = None,
     *,
     reactor: Reactor,
-    binds: Sequence[str | socket.socket],
-    unix_mode: str = "0660",
+    binds: Sequence[str | socket.socket] = (),
     budget: BodyBudget,
     stop: trio.Event,
     grace_s: float,
@@ -87,17 +88,16 @@ async def serve_http(
     guard: Guard = OPEN,
     begin: Begin | None = None,
     peers: PeerHandler | None = None,
-    accounting: Accounting | None = None,
+    accounting: Accounting = NO_ACCOUNTING,
     descriptors: Descriptors | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until ``stop`` is set and the connections have ended, at most ``grace_s`` later.
 
     Args:
-      build: makes the application, in a thread, when the first request needs it.
+      build: makes the application, in a thread, when the first request needs it; None: all of ``endpoints``.
       reactor: waits for the sockets of connections over HTTP/1.1.
-      binds: addresses and Unix sockets to listen on, or sockets that already listen.
-      unix_mode: the permissions of Unix sockets.
+      binds: addresses and Unix sockets to listen on, or sockets that already listen; empty: those of ``settings``.
       tls: if given, connections to addresses use TLS; those to Unix sockets do not.
       check: of Host and Origin; None: only addresses, ``localhost`` and the daemon's own pages are allowed.
       guard: authenticates and authorizes requests.
@@ -114,17 +114,18 @@ async def serve_http(
     listeners: list[socket.socket] = []
     files: list[SocketFiles] = []
     try:
-        for bind in binds:
+        for bind in binds or map(str, settings.binds):
             if isinstance(bind, socket.socket):
                 listeners.append(bind)
             else:
-                opened = await in_thread(listen_on, bind, unix_mode)
+                opened = await in_thread(listen_on, bind, settings.unix_mode)
                 listeners += opened
                 files.append(SocketFiles(opened))
         check = check or OriginCheck()
         stopping = trio.Event()
         async with trio.open_nursery() as nursery:
-            application = _Application(build, settings, budget, stopping, check, guard, nursery)
+            make = build or partial(_application_of, endpoints, settings, accounting)
+            application = _Application(make, settings, budget, stopping, check, guard, nursery)
             parts = Http1Parts(
                 settings,
                 HotRoutes(endpoints),
@@ -149,8 +150,7 @@ async def serve_http(
             each.remove()
 
 
-def load_application(endpoints: Iterable[Endpoint], settings: HttpConfig, accounting: Accounting) -> ASGIFramework:
-    """Build the application with all routes; imports the framework."""
+def _application_of(endpoints: Iterable[Endpoint], settings: HttpConfig, accounting: Accounting) -> ASGIFramework:
     from broker.http.quart_app import build_application
 
     return build_application(endpoints, settings, accounting)
@@ -257,7 +257,7 @@ class _Server:
             return
         tls = await self._secure(sock, self._tls)
         if tls is not None:
-            await self._talk(tls, secured(peer, tls))
+            await self._talk(tls, replace(peer, tls=True, certificate=tls.certificate()))
 
     async def _talk(self, sock: socket.socket | TlsSocket, peer: Peer) -> None:
         """Serve a connection after its TLS handshake, if there is one."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 import ssl
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -18,7 +17,6 @@ from trio.lowlevel import checkpoint, wait_readable, wait_writable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from broker.security.peer import Peer
 
 #: Size of one read from the socket, and of one piece to encrypt.
 RAW_BYTES = 64 << 10
@@ -275,8 +273,3 @@ class TlsStream(trio.abc.HalfCloseableStream):
 
     async def _wait(self, wait: Any) -> None:
         await wait(self.socket)
-
-
-def secured(peer: Peer, tls: TlsSocket) -> Peer:
-    """Return ``peer`` with the result of its TLS handshake."""
-    return replace(peer, tls=True, certificate=tls.certificate())

@@ -609,16 +609,6 @@ class CommittedReader:
             raise self._away
 
 
-async def fresh_for(transactions: Transactions, isolation: Isolation | None, transaction: bytes | None = None) -> None:
-    """Call before ``view_for``: ensures that the view includes everything committed before the request arrived.
-
-    Raises:
-      TransactionsUnavailable: as ``view_for``.
-    """
-    if isolation == "committed" and transaction is None:
-        await transactions.fresh()
-
-
 def view_for(transactions: Transactions, isolation: Isolation | None, transaction: bytes | None) -> View | None:
     """Return the reader's view; None: it reads everything, including undecided and rolled-back messages.
 

@@ -10,7 +10,7 @@ import trio
 
 from actors.reading import walk_rows
 from broker.api.answers import json_answer
-from broker.api.messages.poll import EVERY_POINTER, CommittedReader, fresh_for, view_for
+from broker.api.messages.poll import EVERY_POINTER, CommittedReader, view_for
 from broker.api.messages.readers import NamedReader
 from broker.api.transactions.transactions import longs
 from broker.http.messages import whole_number
@@ -148,7 +148,7 @@ class Counting:
           max_looks: rows that may be read; None: ``MAX_LOOKS``.
         """
         try:
-            await fresh_for(self.transactions, "committed")
+            await self.transactions.fresh()
             view = view_for(self.transactions, "committed", None)
         except TransactionsUnavailable:
             view = None
