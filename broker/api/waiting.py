@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.http.handlers import RequestCancelled
-from broker.http.messages import EVENT_STREAM, PING, PING_S, problem_of, status_of
+from broker.http.messages import EVENT_STREAM, PING, PING_S, PassedStream, problem_of, status_of
 from broker.http.route import Endpoint
 from broker.security.guard import Hold, RefusedRequest, target_of
 from broker.security.quotas import POLLS, PUBLISHES
 from plainsong.protocol.errors import Forbidden, QuotaExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from broker.http.messages import Answer, Answered, BodyStream, Request
     from broker.security.guard import Guard
@@ -224,8 +224,8 @@ def metered(endpoint: Endpoint, guard: Guard) -> Endpoint:
     return Endpoint(route, publish if route.name in PUBLISHES else read)
 
 
-class _Metered:
-    """A ``BodyStream`` whose bytes are charged as they are sent.
+class _Metered(PassedStream):
+    """A stream whose bytes are charged as they are sent.
 
     Args:
       pause_s: charges a piece, and returns how long the next one has to wait.
@@ -233,14 +233,10 @@ class _Metered:
     """
 
     def __init__(self, body: BodyStream, pause_s: Callable[[int], float], *, waits: bool) -> None:
-        self._body = body
-        self._chunks = aiter(body)
+        super().__init__(body)
         self._pause_s = pause_s
         self._waits = waits
         self._left_s = 0.0
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
 
     async def __anext__(self) -> bytes:
         if self._waits and self._left_s > 0:
@@ -249,23 +245,19 @@ class _Metered:
             self._left_s -= pause_s
             if self._left_s > 0:
                 return PING  # so that the client does not take the pause for the end
-        piece = await anext(self._chunks)
+        piece = await anext(self._pieces)
         self._left_s = self._pause_s(len(piece))
         return piece
 
-    async def aclose(self) -> None:
-        await self._body.aclose()
 
-
-class _Events:
-    """A ``BodyStream`` of events that ends with an event ``error`` when its client loses its rights."""
+class _Events(PassedStream):
+    """A stream of events that ends with an event ``error`` when its client loses its rights."""
 
     def __init__(
         self, body: BodyStream, guard: Guard, request: Request, endpoint: Endpoint, unpark: Callable[[], None]
     ) -> None:
-        self._body = body
+        super().__init__(body)
         self._unpark = unpark
-        self._chunks = aiter(body)
         self._guard = guard
         self._waiting: trio.CancelScope | None = None
         self._told = False
@@ -278,15 +270,12 @@ class _Events:
         if self._waiting is not None:
             self._waiting.cancel()
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
     async def __anext__(self) -> bytes:
         if self._told:
             raise StopAsyncIteration
         if self._hold.problem is None:
             with trio.CancelScope() as self._waiting:
-                return await anext(self._chunks)
+                return await anext(self._pieces)
         problem = self._hold.problem
         assert problem is not None  # only a problem cancels the scope
         self._told = True
@@ -296,4 +285,4 @@ class _Events:
         """Close the stream and its source."""
         self._guard.release(self._hold)
         self._unpark()
-        await self._body.aclose()
+        await super().aclose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,6 +83,24 @@ class BodyPieces:
     async def aclose(self) -> None:
         """See ``BodyStream.aclose``."""
         self._pieces.clear()
+
+
+class PassedStream(ABC):
+    """A ``BodyStream`` made of another one, which it closes. (An async generator that never ran would not close it.)"""
+
+    def __init__(self, source: BodyStream) -> None:
+        self._source = source
+        self._pieces = aiter(source)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> bytes: ...
+
+    async def aclose(self) -> None:
+        """Close the other stream."""
+        await self._source.aclose()
 
 
 @dataclass(slots=True)

@@ -16,12 +16,12 @@ import trio
 
 from broker.http.budgets import FREE_BYTES, SMALL_BYTES, AnswerReservation
 from broker.http.handlers import answer_of
-from broker.http.messages import BodyPieces, answer_for, only_plain
+from broker.http.messages import BodyPieces, PassedStream, answer_for, only_plain
 from plainsong.protocol.errors import Internal, MalformedBody, Overloaded, PlainsongError
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import Callable, Iterable
 
     from broker.http.messages import Answer, BodyStream, Handler, Request
 
@@ -137,23 +137,16 @@ def answer_to(error: Exception, request_id: str) -> Answer:
     return answer_for(plain)
 
 
-class _Begun:
-    """A stream whose first chunk is already made. (An async generator that never ran would not close ``rest``.)"""
+class _Begun(PassedStream):
+    """A stream whose first chunk is already made."""
 
     def __init__(self, first: bytes | None, rest: BodyStream) -> None:
+        super().__init__(rest)
         self._first = first
-        self._rest = rest
-        self._chunks = aiter(rest)
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
 
     async def __anext__(self) -> bytes:
         first, self._first = self._first, None
-        return first if first is not None else await anext(self._chunks)
-
-    async def aclose(self) -> None:
-        await self._rest.aclose()
+        return first if first is not None else await anext(self._pieces)
 
 
 async def begun(chunks: BodyStream) -> BodyStream:
@@ -286,21 +279,17 @@ async def _off_loop(compress: Callable[[], bytes]) -> bytes:
     return await in_thread(compress, limiter=limiter)
 
 
-class GzippedStream:
-    """A stream in gzip. (An async generator that never ran would not close the stream inside.)"""
+class GzippedStream(PassedStream):
+    """A stream in gzip."""
 
-    def __init__(self, chunks: BodyStream) -> None:
-        self._plain = chunks
-        self._chunks = aiter(chunks)
+    def __init__(self, plain: BodyStream) -> None:
+        super().__init__(plain)
         self._packer = zlib.compressobj(LEVEL, wbits=GZIP_WINDOW)
         self._ended = False
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
     async def __anext__(self) -> bytes:
         while not self._ended:
-            chunk = await anext(self._chunks, None)
+            chunk = await anext(self._pieces, None)
             if chunk is None:
                 self._ended = True
                 return self._packer.flush()
@@ -311,10 +300,6 @@ class GzippedStream:
             if packed:
                 return packed
         raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """Close the stream inside."""
-        await self._plain.aclose()
 
 
 # --- chunked ---------------------------------------------------------------------------------------
