@@ -19,7 +19,8 @@ Why nothing acknowledged is lost, and where to read it, from the bottom up:
    and copies live rows before it strikes volumes off. Before a volume goes, the metadata's database is durable up to
    its last journal entry.
 8. ``opening``: the checks when a store is opened; ``upgrade``: directories of earlier formats.
-9. ``group_commit``, ``tables``, ``store``: which thread calls what, and when everything is reopened after a failure.
+9. ``group_commit``, ``tables``, ``store``: which thread calls what; ``open_tables``: when everything is reopened after a
+   failure.
 
 A commit is acknowledged when ``commit.Committer.write`` has returned, after the sync of its batch. If it changes rows
 of sealed volumes, the keeper has synced each of these changes as well.

@@ -1,21 +1,19 @@
-"""The LevelDB store on the event loop: schedules calls into the database, and reopens it after a failure.
+"""The LevelDB store on the event loop: which thread makes each call into its tables (``storage.leveldb.open_tables``).
 
     write, discard, drop    the commit thread, one group at a time, or the event loop itself
-    (storage.leveldb.group_commit)
+                            (storage.leveldb.group_commit)
     get, scan, reclaim      up to ``max_readers`` threads
     tidy, pin               the keeper's thread (storage.leveldb.keeper)
 
-Calls are never abandoned: LevelDB must not be closed while a thread is inside.
+Calls are never abandoned.
 """
 
 from __future__ import annotations
 
-import logging
 import shutil
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import trio
@@ -23,16 +21,16 @@ import trio
 from plainsong.protocol.effects import Delete, Table
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable, drop_rows
 from storage.directory import NO_THREADS_HINT, DataDirectory, refuse_replicated
-from storage.leveldb.engine.errors import without_folders
 from storage.leveldb.group_commit import MAX_INLINE_BYTES, GroupCommit, own_error
+from storage.leveldb.open_tables import OpenTables
 from storage.leveldb.operations import MarkDead, PendingWrite, Seal
 from storage.leveldb.options import LevelDBOptions
 from storage.leveldb.tables import LevelDBTables
 from storage.leveldb.upgrade import upgrade_directory
-from storage.threaded import NoThread, in_thread
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from plainsong.protocol.effects import Expect, Operation
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
     from storage.leveldb.view import PinnedView
     from storage.leveldb.volume_set import View
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: Rows of a discard per group, so that cleaning never delays a publish for long.
 DISCARD_ROWS = 500
@@ -75,17 +72,7 @@ class LevelDBStore:
 
     def __init__(self, home: DataDirectory, options: LevelDBOptions, shipper: Shipper | None = None) -> None:
         """Internal: call ``open`` instead."""
-        self._shipper = shipper
         self._directory = home
-        self._options = options
-        self._db: LevelDBTables | None = None
-        self._broken = False
-        self._closed = False
-        #: A sync failed after its write: reads must wait until the database has been reopened.
-        self._shows_undurable = False
-        self._calls_inside = 0
-        self._no_calls_inside: trio.Event | None = None
-        self._reopening = trio.Lock()
         self._loop = trio.lowlevel.current_trio_token()
         self._group_commit = GroupCommit(
             self._write_group, is_hot=self._is_hot, max_inline_s=options.settings.inline_commit_s
@@ -93,6 +80,8 @@ class LevelDBStore:
         self.waker = self._group_commit.waker
         #: See ``Store.gather_writes`` and ``Store.write_gathered``.
         self.gather_writes, self.write_gathered = self._group_commit.gather, self._group_commit.write_gathered
+        opened = partial(LevelDBTables, home.path, options, hand_in=self._hand_in, shipper=shipper)
+        self._tables = OpenTables(opened, self._group_commit.quiet)
         self._readers = trio.CapacityLimiter(options.max_readers)
         self._reclaiming = trio.CapacityLimiter(1)
         self._tidying = trio.Lock()
@@ -146,15 +135,17 @@ class LevelDBStore:
             home.close()
             raise StoreUnusable(f"the store's thread cannot start: {error}", hint=NO_THREADS_HINT) from error
         try:
-            store._db = await in_thread(store._opened)
+            await store._tables.open()
             await in_thread(home.seal)
         except BaseException:
             await store.aclose()
             raise
         return store
 
-    def _opened(self) -> LevelDBTables:
-        return LevelDBTables(self._directory.path, self._options, hand_in=self._hand_in, shipper=self._shipper)
+    @property
+    def _db(self) -> LevelDBTables | None:
+        """The open tables; None while they are being reopened."""
+        return self._tables.now
 
     async def __aenter__(self) -> Self:
         return self
@@ -165,17 +156,17 @@ class LevelDBStore:
     async def claim(self, name: TopicName) -> Claim:
         """See ``Store.claim``: this process is the one writer; reopens the database after a failed write."""
         await trio.lowlevel.checkpoint()
-        await self._reopen_if_failed()
+        await self._tables.reopen_if_failed()
         return Claim(name, 0)
 
     async def recover(self) -> None:
         """Open the store again if a write has failed. Raises StoreError."""
-        await self._reopen_if_failed()
+        await self._tables.reopen_if_failed()
 
     async def check(self, claim: Claim) -> None:
         """See ``Store.check``. It always holds: no other process can open the directory."""
         del claim
-        self._refuse_if_closed()
+        self._tables.refuse_if_closed()
         await trio.lowlevel.checkpoint()
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
@@ -208,10 +199,11 @@ class LevelDBStore:
     @property
     def is_idle(self) -> bool:
         """See ``Store.is_idle``."""
-        return not self._calls_inside and self._group_commit.is_idle
+        return not self._tables.calls_inside and self._group_commit.is_idle
 
     def _is_hot(self) -> bool:
-        return self._db is not None and self._db.committer.is_hot(MAX_INLINE_BYTES)
+        tables = self._tables.now
+        return tables is not None and tables.committer.is_hot(MAX_INLINE_BYTES)
 
     def _written(self, done: PendingWrite) -> None:
         """Report a commit to its submitter; first begin the operations that a long rollback has left."""
@@ -274,24 +266,24 @@ class LevelDBStore:
         for at in range(0, len(ranges), DISCARD_ROWS):
             await trio.lowlevel.checkpoint_if_cancelled()
             step = ranges[at : at + DISCARD_ROWS]
-            rows += await self._run_inside(partial(_count, table=table, ranges=step), self._readers)
+            rows += await self._tables.run(partial(_count, table=table, ranges=step), self._readers)
             await self._submit(PendingWrite([MarkDead(table, step)]))
         return rows
 
     async def file_of(self, table: Table, key: bytes) -> str | None:
         """See ``Store.file_of``. Returns the volume's only table file, or its folder if it has several."""
-        return await self._run_inside(lambda tables: tables.file_of(table, key), self._readers)
+        return await self._tables.run(lambda tables: tables.file_of(table, key), self._readers)
 
     @property
     def topics_number(self) -> int | None:
         """See ``Store.topics_number``."""
-        if self._closed or self._broken or self._db is None:
+        if self._tables.is_closed or self._tables.is_broken or self._db is None:
             return None
         return self._db.metadata.topics_position
 
     async def begin_files(self) -> None:
         """See ``Store.begin_files``: seals the newest volume."""
-        seal = Seal(await self._run_inside(lambda tables: tables.sets.current.newest, self._readers))
+        seal = Seal(await self._tables.run(lambda tables: tables.sets.current.newest, self._readers))
         await self._submit(PendingWrite([seal]))
         if seal.error is not None:
             raise seal.error
@@ -299,7 +291,7 @@ class LevelDBStore:
     async def scan_raw(self, table: Table, start: bytes, stop: bytes, take: Callable[[list[RawRow]], object]) -> None:
         """See ``Store.scan_raw``. Finds nothing, because LevelDB returns no part of a block that fails its checksum."""
         del table, start, stop, take
-        self._refuse_if_closed()
+        self._tables.refuse_if_closed()
         await trio.lowlevel.checkpoint()
 
     def may_have(self, table: Table, start: bytes, stop: bytes) -> bool:
@@ -312,10 +304,10 @@ class LevelDBStore:
         """See ``Store.get``. Reads the metadata on the event loop while the loop writes small commits itself."""
         if table is Table.METADATA:
             await trio.lowlevel.checkpoint()  # a caller that reads many rows must yield to other tasks
-            tables = self._db
-            if self._group_commit.writes_inline and tables is not None and not (self._closed or self._shows_undurable):
-                return self._group_commit.done_inline(partial(tables.get, table, key))
-        return await self._run_inside(lambda tables: tables.get(table, key), self._readers)
+            opened = self._tables
+            if self._group_commit.writes_inline and opened.now and not (opened.is_closed or opened.shows_undurable):
+                return self._group_commit.done_inline(partial(opened.now.get, table, key))
+        return await self._tables.run(lambda tables: tables.get(table, key), self._readers)
 
     async def scan(
         self,
@@ -343,7 +335,7 @@ class LevelDBStore:
                 loop_runs=self.loop_runs,
             )
 
-        await self._run_inside(read, self._readers)
+        await self._tables.run(read, self._readers)
 
     async def apply(self, operations: Sequence[Operation | Stored]) -> None:
         """Write commits of the log as one batch, and wait until it is durable in this directory. Raises StoreError."""
@@ -357,7 +349,7 @@ class LevelDBStore:
 
     async def run_reader(self, call: Callable[[LevelDBTables], T]) -> T:
         """Run ``call`` as a reader, in a thread. Raises StoreError."""
-        return await self._run_inside(call, self._readers)
+        return await self._tables.run(call, self._readers)
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
         """See ``Store.reclaim``: compacts the range."""
@@ -369,10 +361,10 @@ class LevelDBStore:
                 tables.compact(table, start, stop)
             except StoreError:
                 # LevelDB refuses writes after a compaction that failed.
-                self._broken = True
+                self._tables.is_broken = True
                 raise
 
-        await self._run_inside(compact, self._reclaiming)
+        await self._tables.run(compact, self._reclaiming)
 
     async def tidy(self) -> int:
         """See ``Store.tidy``. Drops volumes whose rows are all dead, and rewrites those most of whose rows are dead.
@@ -380,7 +372,7 @@ class LevelDBStore:
         Reopens the database after a failure, as ``claim`` does: on a full disk nothing can be written, so no topic is
         claimed, and only tidying frees space.
         """
-        await self._reopen_if_failed()
+        await self._tables.reopen_if_failed()
         async with self._tidying:
             for view in self._db.sets.current.views if self._db is not None else ():
                 if view.is_over:
@@ -421,10 +413,8 @@ class LevelDBStore:
 
     async def aclose(self) -> None:
         """See ``Store.aclose``. Scans end before their next list; waiting writes are refused."""
-        self._closed = True
         with trio.CancelScope(shield=True):
-            async with self._reopening:
-                await self._close_database()
+            async with self._tables.closing():
                 await self._group_commit.close()
                 self._directory.close()
 
@@ -435,44 +425,36 @@ class LevelDBStore:
           while_syncing: called while the disk syncs a small group, once at most. Other threads would see rows that are
             not durable yet, so it is skipped while any of them is reading.
         """
-        self._refuse_if_closed()
-        tables = self._db
-        if self._broken or tables is None:
+        opened = self._tables
+        opened.refuse_if_closed()
+        tables = opened.now
+        if opened.is_broken or tables is None:
             raise NothingWritten("a write failed before, and the store has not been reopened", hint="send it again")
         failed = tables.keeper.thread.failed
         if failed is not None:
-            self._broken = True
+            opened.is_broken = True
             raise NothingWritten(failed.detail, hint=failed.hint)
         if not group:
             return
         if group[0].expect:
             tables.compare(group[0].expect)
-        if self._calls_inside:
+        if opened.calls_inside:
             while_syncing = None
         try:
             tables.write(group, while_syncing)
         except BaseException as error:
             # After any error the log may end in a torn record, and nothing may be appended to that. If only the sync
             # failed, LevelDB already shows the rows.
-            self._broken = True
-            self._shows_undurable = while_syncing is not None
+            opened.is_broken = True
+            opened.shows_undurable = while_syncing is not None
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"writing: {error!r}") from error
 
-    async def _run_inside(self, call: Callable[[LevelDBTables], T], limiter: trio.CapacityLimiter) -> T:
-        """Run ``call`` in a thread, and keep the database open until it returns."""
-        tables = await self._present()
-        with self._counted():
-            try:
-                return await in_thread(call, tables, limiter=limiter)
-            except NoThread as error:
-                raise StoreError(error.detail, hint=error.hint) from error
-
     async def _ask(self, begin: Callable[[LevelDBTables, Callable[[T | StoreError], object]], None]) -> T:
-        """Have the keeper do something, counted as inside the database, and return its result. Raises StoreError."""
-        tables = await self._present()
-        with self._counted():
+        """Have the keeper do something, counted as inside the tables, and return its result. Raises StoreError."""
+        tables = await self._tables.present()
+        with self._tables.counted():
 
             def begin_in_thread(completed: Callable[[T | StoreError], object]) -> None:
                 begin(tables, partial(self._on_loop, completed))
@@ -487,69 +469,9 @@ class LevelDBStore:
         with suppress(trio.RunFinishedError):
             self._loop.run_sync_soon(completed, found)
 
-    async def _present(self) -> LevelDBTables:
-        """Return the open tables, after any reopening under way. Raises StoreError."""
-        if self._shows_undurable:
-            await self._reopen_if_failed()
-        if self._db is None:
-            # It is being reopened: wait for the end of that.
-            async with self._reopening:
-                pass
-        self._refuse_if_closed()
-        tables = self._db
-        if tables is None:
-            raise StoreError("the store could not be reopened", hint="claim the topic again")
-        return tables
-
     def loop_runs(self) -> bool:
         """True if the event loop is not asleep in the kernel. For other threads."""
         return not self._group_commit.is_asleep
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        self._calls_inside += 1
-        try:
-            yield
-        finally:
-            self._calls_inside -= 1
-            if self._calls_inside == 0 and self._no_calls_inside is not None:
-                self._no_calls_inside.set()
-
-    async def _close_database(self) -> None:
-        """Close the database once no thread is inside; new calls wait for it to be reopened."""
-        tables, self._db = self._db, None
-        if tables is None:
-            return
-        tables.keeper.thread.leave()
-        # This is short: without a database, queued writes are refused.
-        await self._group_commit.quiet()
-        if self._calls_inside:
-            self._no_calls_inside = trio.Event()
-            await self._no_calls_inside.wait()
-            self._no_calls_inside = None
-        await in_thread(tables.close, max_wait_s=inf)
-
-    async def _reopen_if_failed(self) -> None:
-        """Reopen the database if a write to it failed. Raises StoreError."""
-        async with self._reopening:
-            self._refuse_if_closed()
-            if self._broken or self._db is None or self._db.failed is not None:
-                await self._reopen()
-
-    async def _reopen(self) -> None:
-        with trio.CancelScope(shield=True):
-            await self._close_database()
-            try:
-                self._db = await in_thread(self._opened)
-            except (StoreUnusable, NoThread) as error:
-                log.error("the store cannot be reopened", extra={"why": error.detail})
-                detail = without_folders(error.detail)
-                raise StoreError(f"the store cannot be reopened: {detail}", hint=error.hint) from error
-            self._broken = self._shows_undurable = False
-
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise StoreError("the store is closed")
 
 
 def _count(tables: LevelDBTables, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:

@@ -261,7 +261,7 @@ async def test_a_store_that_is_reopened_after_a_failed_write_stays_in_step_with_
     monkeypatch.setattr(second_copy, "BASE_PAUSE_S", 0.01)  # the first base may have been read from the broken store
     async with primary(tmp_path / "data", objects) as running:
         await running.write(5)
-        running.store._broken = True
+        running.store._tables.is_broken = True
         running.at = 50
         await running.write(5)
         await running.counted()

@@ -69,7 +69,7 @@ WAITS = {
     "broker/thrift.py": ("serve_thrift", "broker/test_thrift_server.py"),
 
     "storage/leveldb/group_commit.py": ("GroupCommit.written", "storage/test_leveldb.py"),
-    "storage/leveldb/store.py": ("LevelDBStore._close_database", "storage/test_leveldb.py"),
+    "storage/leveldb/open_tables.py": ("OpenTables._close", "storage/test_leveldb.py"),
     "storage/memory.py": ("SharedMemoryStore._arrive", "storage/test_shared.py"),
     "storage/replication/counted_store.py": ("CountedStore._seen CountedStore.write CountingOutbox.until_counted", "actors/test_counted_store.py"),
 }  # fmt: skip

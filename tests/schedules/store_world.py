@@ -45,7 +45,13 @@ from tests.schedules.world import LINES, MESSAGE, METADATA, PREFIXES, Topic, Wor
 
 NAMES = [TopicName("ns", name) for name in ("a", "b")]
 OPTIONS = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, volume_bytes=500), max_open_volumes=2)
-STORE_LINES = (*LINES, "storage/leveldb/group_commit.py", "storage/leveldb/store.py", "storage/backup/cut.py")
+STORE_LINES = (
+    *LINES,
+    "storage/leveldb/group_commit.py",
+    "storage/leveldb/store.py",
+    "storage/leveldb/open_tables.py",
+    "storage/backup/cut.py",
+)
 #: A row, without a topic, that is written by commits that begin while the disk works on another commit.
 _BESIDE = b"\x00nbeside:"
 _ALL = b"\xff" * 64

@@ -426,7 +426,7 @@ async def test_callbacks_while_syncing_run_between_the_write_and_its_sync(store,
 async def test_nothing_is_written_before_it_is_durable_while_a_thread_reads(store, monkeypatch):
     watched = Watched(store, monkeypatch)
     watched.commit(1)
-    with store._counted():
+    with store._tables.counted():
         assert watched.commit(2) == ["completed"]
     assert watched.commit(3) == ["syncing", "synced", "completed"]
 
