@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.http.handlers import RequestCancelled
+from broker.http.heads import content_length
 from broker.http.messages import EVENT_STREAM, PING, PING_S, PassedStream, problem_of, status_of
 from broker.http.route import Endpoint
 from broker.security.guard import Hold, RefusedRequest, target_of
@@ -181,8 +182,7 @@ def metered(endpoint: Endpoint, guard: Guard) -> Endpoint:
         namespace, topic = _place(request)
         quotas.owe(request.who, namespace, topic, "publish_messages_per_s", request.messages)
         # Content-Length was charged when the request was admitted; a compressed body is larger.
-        length = request.headers.get("content-length", "")
-        taken_bytes = int(length) if length.isascii() and length.isdigit() else 0
+        taken_bytes = content_length(request.headers.get("content-length", "")) or 0
         quotas.owe(request.who, namespace, topic, "publish_bytes_per_s", max(0, len(request.body) - taken_bytes))
 
     def publish(request: Request, answered: Answered) -> None:

@@ -289,7 +289,7 @@ class Connection:
         """Sleep until the task is needed."""
         self.state = State.RESTING
         if self.has_input or self.pending:
-            self._reactor.again(self)  # requests are started in the reactor's task only, which then runs the actors
+            self._reactor.again(self)  # the reactor's task starts a request that has arrived, and then runs the actors
         await self.sleep()
 
     async def send_rest(self) -> None:

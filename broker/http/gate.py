@@ -13,7 +13,7 @@ import trio
 from broker.http.budgets import FEW_PARTS, BodyBudget, MinimumRate, Reservation, too_large
 from broker.http.connection import LINGER_S
 from broker.http.handlers import SendingEnd
-from broker.http.heads import MAX_LENGTH_DIGITS
+from broker.http.heads import content_length
 from broker.http.intake import Intake
 from broker.http.messages import (
     EVENT_STREAM,
@@ -100,10 +100,9 @@ class Exchange:
 
     def enter(self, route: Route[Any], path: Mapping[str, str]) -> None:
         """Authorize the sender for the request's route, and take its cost from the quotas. Raises PlainsongError."""
-        length = self.headers.get("content-length", "")
-        size = int(length) if length.isascii() and length.isdigit() and len(length) <= MAX_LENGTH_DIGITS else 0
+        length = content_length(self.headers.get("content-length", "")) or 0
         try:
-            self.guard.enter(self.admission, route, path, self.peer, self.request_id, size)
+            self.guard.enter(self.admission, route, path, self.peer, self.request_id, length)
         except PlainsongError as error:
             self.is_last = ends_connection(error)
             raise
@@ -264,7 +263,8 @@ class Gate:
             return MalformedBody("a body has a Content-Length or is chunked, never both")
         if not (length.isascii() and length.isdigit()):
             return MalformedBody("Content-Length is not a number, or occurs twice")
-        if len(length) > MAX_LENGTH_DIGITS or int(length) > self._settings.max_body_bytes:
+        size = content_length(length)
+        if size is None or size > self._settings.max_body_bytes:
             return too_large(self._settings.max_body_bytes)
         return None
 

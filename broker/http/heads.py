@@ -192,7 +192,12 @@ def _framing(headers: Mapping[str, str], version: str) -> int | None:
         return CHUNKED if coding.lower() == "chunked" and length is None and version == "1.1" else None
     if length is None:
         return 0
-    return int(length) if length.isascii() and length.isdigit() and len(length) <= MAX_LENGTH_DIGITS else None
+    return content_length(length)
+
+
+def content_length(text: str) -> int | None:
+    """Parse a Content-Length; None if it is not a number, or has more than ``MAX_LENGTH_DIGITS`` digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_LENGTH_DIGITS else None
 
 
 # --- other heads -----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from werkzeug.routing import BaseConverter
 from broker.http.acceptance import Acceptance
 from broker.http.gate import EXCHANGE
 from broker.http.handlers import answer_of, answer_reader
+from broker.http.heads import content_length
 from broker.http.messages import Answer, Request, answer_for, status_of
 from broker.http.wire import admitted, answer_to, compress, may_be_refused, respond
 from plainsong.protocol.errors import (
@@ -201,8 +202,7 @@ async def _answered(
 async def _read_small(max_bytes: int) -> bytes:
     """Return the body as sent. Raises BodyTooLarge as soon as it is known to exceed ``max_bytes``."""
     through = exchange()
-    announced = through.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > max_bytes:
+    if (content_length(through.headers.get("content-length", "")) or 0) > max_bytes:
         raise _too_large(max_bytes)
     through.wants_body.set()
     body = bytearray()
