@@ -484,24 +484,27 @@ class Http1:
         while True:
             if connection.state <= State.ANSWERING:  # the task started a request, which may be answered already
                 await connection.sleep()
-            elif self._made is None and not (
-                connection.has_unsent or connection.ended or connection.state is State.LEAVING
-            ):
+            elif not (self._has_unsent or connection.ended or connection.state is State.LEAVING):
                 stops_s = trio.current_time() + BRIEF_LINGER_S if self._parts.stopping.is_set() else inf
                 connection.scope.deadline = min(stops_s, self._head_due_s)
                 self._parts.reactor.resting.add(connection)
                 await connection.rest()
             connection.scope.deadline = inf
+            was_sent = not self._has_unsent
             if self._made is not None:
                 (answer, keep, _), self._made = self._made, None
                 await self._send_made(answer, keep=keep)
                 self._request = None
             await connection.send_rest()
             connection.room.release()
-            if connection.state is State.LEAVING or connection.pending:
+            if connection.state is State.LEAVING or (was_sent and connection.pending):
                 return
-            if connection.ended:
+            if connection.ended and not connection.pending:
                 raise PeerLeft
+
+    @property
+    def _has_unsent(self) -> bool:
+        return self._made is not None or self._connection.has_unsent
 
     async def _send_made(self, answer: Answer, *, keep: bool) -> None:
         head, request, room = self._last.head, self._request, self._connection.room

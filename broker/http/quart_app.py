@@ -69,7 +69,7 @@ class _Call(TrioASGIHTTPConnection):
     """One request. A body is received once a view wants it, since that asks a waiting client to send it."""
 
     async def handle_messages(self, nursery: trio.Nursery, request: Any, receive: Any) -> None:  # type: ignore[override]
-        through: Exchange = self.scope["extensions"][EXCHANGE]  # type: ignore[typeddict-item]
+        through = _exchange_of(self.scope)
         if "expect" in through.headers and self.scope["http_version"] < "2":
             await through.wants_body.wait()
         await super().handle_messages(nursery, request, receive)
@@ -238,7 +238,12 @@ def _count_unknown(app: Application, accounting: Accounting) -> None:
 
 def exchange() -> Exchange:
     """Return the current request's state in the gate: its id, its joined headers, its reservations."""
-    return request.scope["extensions"][EXCHANGE]  # type: ignore[typeddict-item,no-any-return]  # the gate sets it
+    return _exchange_of(request.scope)
+
+
+def _exchange_of(scope: Any) -> Exchange:
+    found: Exchange = scope["extensions"][EXCHANGE]  # set by the gate
+    return found
 
 
 def hot_view(endpoint: Endpoint, settings: HttpConfig, acceptance: Acceptance) -> Callable[..., Awaitable[Response]]:

@@ -7,10 +7,12 @@ import logging
 import pytest
 from broker_in_process import START_MS, SetClock, in_process
 
+from actors import store_time
 from actors.store_time import shown_ms
 from storage.base import StoreUnusable
 from storage.memory import MemoryStore
 from tests.storage.faulty import FaultyStore
+from tests.waiting import until
 
 DAY_MS = 86_400_000
 
@@ -72,6 +74,29 @@ async def test_a_start_logs_how_far_the_clock_is_from_the_store(used_store, capl
     assert [each.levelno for each in found] == ([] if level is None else [level])
     for name, value in logged.items():
         assert getattr(found[0], name) == value
+
+
+async def test_a_clock_that_falls_behind_is_logged_once_until_it_has_caught_up_and_by_its_watch_only(
+    daemon, nursery, caplog, monkeypatch
+):
+    monkeypatch.setattr(store_time, "LOOK_S", 0.001)
+    watched = daemon.service.store_time
+
+    def logged() -> int:
+        return [each.name for each in caplog.records].count("actors.store_time")
+
+    await daemon.create()
+    await daemon.publish("m")
+    daemon.clock.ms = START_MS - DAY_MS
+    assert watched.behind_ms() == DAY_MS
+    assert await findings(daemon)
+    assert not logged()
+    nursery.start_soon(watched.watch)
+    await until(lambda: logged() == 1)
+    daemon.clock.ms = START_MS
+    await until(lambda: not watched._is_reported)
+    daemon.clock.ms = START_MS - 2 * DAY_MS
+    await until(lambda: logged() == 2)
 
 
 async def test_a_clock_that_is_further_ahead_than_the_setting_allows_is_refused(used_store):

@@ -158,7 +158,6 @@ async def test_pipelined_requests_of_every_kind_are_answered_in_any_combination(
             await client.send_all(
                 b"".join(post(f"{topic}/publish", body) for topic, body in zip(behind, sent, strict=True))
             )
-            # After a request that needs the task, the task also serves the requests pipelined after it.
             assert [(await client.reply()).body.removeprefix(b"task:") for _ in behind] == sent
             nursery.cancel_scope.cancel()
 
@@ -340,6 +339,42 @@ async def test_a_large_answer_is_left_to_the_task_and_counted():
         await client.send_all(post("task/publish", b"on"))
         assert (await client.reply()).body == b"task:on"
         assert server.by_task == 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_request_whose_body_its_task_has_read_is_answered_without_the_task(kept, monkeypatch):
+    monkeypatch.setattr(Http1, "_send", None)
+    headers = ("Transfer-Encoding: chunked", *(() if kept else ("Connection: close",)))
+    async with started() as server, await server.connect() as client:
+        for _ in range(1 + kept):
+            await client.send_all(post("t/publish", b"3\r\none\r\n0\r\n\r\n", *headers))
+            await server.until_waiting(1)
+            assert server.budget.reserved_bytes
+            request = server.answer()
+            assert (request.body, request.prepare is not None) == (b"one", True)
+            assert not server.budget.reserved_bytes
+            assert (await client.reply()).body == b"done"
+        if not kept:
+            assert await client.at_end()
+
+
+async def test_the_stream_of_an_answer_whose_connection_has_ended_is_closed(monkeypatch):
+    class Pieces:
+        closed = False
+
+        async def aclose(self):
+            Pieces.closed = True
+
+    async def cut(self, answer, *, keep):
+        self._made = (answer, keep, None)  # as if the connection had ended before its task ran
+        raise OSError("it has ended")
+
+    monkeypatch.setattr(Http1, "_send_made", cut)
+    async with started() as server, await server.connect() as client:
+        await client.send_all(post("t/publish", b"one"))
+        await server.until_waiting(1)
+        server.answer(Pieces())
+        await until(lambda: Pieces.closed)
 
 
 async def test_an_answer_prepared_too_late_does_not_replace_a_large_one_of_the_next_request():

@@ -199,8 +199,9 @@ def test_the_secret_is_a_line_of_32_bytes_or_more_that_only_its_owner_reads(tmp_
         if text is not None:
             file.write_text(text)
             file.chmod(mode)
-        with pytest.raises(FileUnusable, match=why):
+        with pytest.raises(FileUnusable, match=why) as caught:
             link_secret(config, "a")
+        assert str(file) in str(caught.value)
     file.chmod(0o600)
     found = link_secret(config, "a")
     assert found == LinkSecret(b"x" * 40, "a")

@@ -57,6 +57,21 @@ class TestLevelDBKeepsTheContract(StoreContract):
 # --- complete and synced --------------------------------------------------------------------------
 
 
+async def test_a_checkpoint_of_the_metadata_is_requested_once_until_it_is_done(store, monkeypatch):
+    keeper, requests = store._db.keeper, []
+    await store.write([put_one(METADATA, b"key", b"1")], claim=CLAIM)
+    with monkeypatch.context() as patched:
+        patched.setattr(keeper.thread, "put", requests.append)
+        keeper.checkpoint_soon()
+        keeper.checkpoint_soon()
+        assert len(requests) == 1
+    await store.reclaim(METADATA, b"", b"\xff")  # another one writes it first
+    with monkeypatch.context() as patched:
+        patched.setattr(keeper.thread, "put", requests.append)
+        keeper.checkpoint_soon()
+        assert len(requests) == 2
+
+
 async def test_every_commit_is_one_synced_batch_over_all_tables(store):
     spy = Spy(store)
     claim = await store.claim(NAME)
