@@ -96,10 +96,12 @@ class Chunk:
         """Add expiries, write pointers and attributes of the items from ``base`` on; return their memory."""
         for index, expiry in expiries.items():
             self.expiries[base + index] = expiry
-        had = len(self.runs)
-        for start, stop, pointer in pointer_runs:
-            self.runs.add(base + start, base + stop, pointer)
-        grown = 100 * len(expiries) + RUN_BYTES * (len(self.runs) - had)
+        grown = 100 * len(expiries)
+        if pointer_runs:
+            had = len(self.runs)
+            for start, stop, pointer in pointer_runs:
+                self.runs.add(base + start, base + stop, pointer)
+            grown += RUN_BYTES * (len(self.runs) - had)
         for index, strings in attributes.items():
             self.attributes[base + index] = strings
             grown += _cost(strings)

@@ -441,7 +441,7 @@ class LevelDBStore:
         if opened.calls_inside:
             while_syncing = None
         try:
-            tables.write(group, while_syncing)
+            tables.committer.write(group, while_syncing)
         except BaseException as error:
             # After any error the log may end in a torn record, and nothing may be appended to that. If only the sync
             # failed, LevelDB already shows the rows.

@@ -116,7 +116,7 @@ class LevelDBTables:
         Args:
           check: check for missing files first, because LevelDB does not notice them.
           hand_in: hands a write of the keeper to the commit thread. Without it, the owner of the tables must call
-            ``write`` for each of ``handed_in``.
+            ``committer.write`` for each of ``handed_in``.
           shipper: see ``Committer``.
         Raises:
           StoreUnusable: one of its subclasses.
@@ -139,7 +139,7 @@ class LevelDBTables:
                 raise StoreUnusable(error.detail, hint=error.hint) from error
             except OSError as error:
                 raise opening_failed(error, directory) from error
-            #: Writes of the keeper that wait for ``write``, if there is no ``hand_in``.
+            #: Writes of the keeper that wait for the committer, if there is no ``hand_in``.
             self.handed_in: deque[PendingWrite] = deque()
             try:
                 waiting = hand_in or self.handed_in.append
@@ -200,10 +200,6 @@ class LevelDBTables:
             view.close()
         self.databases.close()
         self.metadata.close()
-
-    def write(self, group: Sequence[PendingWrite], while_syncing: Callable[[], object] | None = None) -> None:
-        """See ``Committer.write``. For one thread at a time."""
-        self.committer.write(group, while_syncing)
 
     def tidy(self, done: Callable[[int | StoreError], object]) -> None:
         """Have the keeper do one step of tidying; ``done`` is called in its thread. See ``storage.leveldb.tidying``."""

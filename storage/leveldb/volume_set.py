@@ -231,25 +231,22 @@ class Sets:
     """
 
     def __init__(self, first: VolumeSet) -> None:
-        self._current = first
-        #: Guards ``_current`` and ``_pins``. The innermost lock: nothing is called while it is held.
+        self.current = first
+        """The current set. Its volumes may lose their files unless the caller is their owner or has pinned the set."""
+        #: Guards ``current``, except for readers of it alone, and ``_pins``. The innermost lock: nothing is called while
+        #: it is held.
         self._lock = threads.Lock()
         self._pins: Counter[int] = Counter()
-
-    @property
-    def current(self) -> VolumeSet:
-        """The current set. Its volumes may lose their files unless the caller is their owner or has pinned the set."""
-        return self._current
 
     def put(self, following: VolumeSet) -> None:
         """Replace the set. For the commit thread."""
         with self._lock:
-            self._current = following
+            self.current = following
 
     def pin(self) -> VolumeSet:
         """Return the current set; its volumes keep their files until ``unpin``."""
         with self._lock:
-            current = self._current
+            current = self.current
             self._pins[current.number] += 1
         return current
 
@@ -260,12 +257,12 @@ class Sets:
             if self._pins[pinned.number]:
                 return False
             del self._pins[pinned.number]
-            return pinned is not self._current
+            return pinned is not self.current
 
     def oldest(self) -> int:
         """Return the number of the oldest pinned or current set. Older sets are never read again."""
         with self._lock:
-            return min(self._pins, default=self._current.number)
+            return min(self._pins, default=self.current.number)
 
 
 def estimate_live(volume: Volume, volumes: VolumeSet) -> None:

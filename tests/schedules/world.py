@@ -198,7 +198,7 @@ class World:
 
     def write(self, works: list[Any]) -> None:
         """Write one group of the commit thread."""
-        self.tables.write(works)
+        self.tables.committer.write(works)
 
     def tidy_once(self) -> int | StoreError:
         """Tidy once."""

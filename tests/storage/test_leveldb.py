@@ -379,7 +379,7 @@ def test_a_scan_gives_way_to_an_event_loop_at_work_and_continues_if_it_never_sle
     LevelDBTables.create(tmp_path, options)
     with closing(LevelDBTables(tmp_path, options)) as tables:
         names = [b"%d" % (1000 + number) for number in range(500)]
-        tables.write([PendingWrite([Put(METADATA, b"topic", names, [b"x"] * 500)])])
+        tables.committer.write([PendingWrite([Put(METADATA, b"topic", names, [b"x"] * 500)])])
         monkeypatch.setattr("storage.leveldb.tables.time", clock)
         monkeypatch.setattr("storage.leveldb.tables.nap", clock.nap)
         found: list[bytes] = []

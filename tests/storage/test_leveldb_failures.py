@@ -53,7 +53,7 @@ def written(tables: LevelDBTables, *operations: object) -> PendingWrite:
     """Write one commit, and wait until the keeper has changed sealed volumes for it."""
     changed = threading.Event()
     work = PendingWrite(operations, on_changed=lambda _: changed.set())
-    tables.write([work])
+    tables.committer.write([work])
     assert not work.is_with_keeper or changed.wait(PATIENCE_S)
     return work
 
@@ -76,7 +76,7 @@ def result_of(tables: LevelDBTables, start: Callable[[Callable[[object], object]
             return results.get(timeout=0.001)
         while tables.handed_in:
             work = tables.handed_in.popleft()
-            tables.write([work])
+            tables.committer.write([work])
             work.on_completed(work)
 
 
@@ -275,7 +275,7 @@ def test_a_dead_range_that_grows_before_it_is_forgotten_stays_dead(tables, tmp_p
     assert [type(operation) for operation in forget.operations] == [ForgetDead]
     grow = PendingWrite([MarkDead(MESSAGE, [(b"b", key(2))])])
     for group in [[grow, forget]] if together else [[grow], [forget]]:
-        tables.write(group)
+        tables.committer.write(group)
     forget.on_completed(forget)
     assert results.get() == 0
     assert tables.sets.current.dead[MESSAGE].items() == [(b"a", key(2))]
@@ -326,8 +326,8 @@ def test_a_removal_in_a_sealed_volume_does_not_affect_newer_rows(tables):
     held, changed = threading.Event(), threading.Event()
     tables.keeper.thread.start(lambda: iter(()), lambda _: held.wait())  # keeps the keeper busy
     removal = PendingWrite([Delete(MESSAGE, [key(2), key(1)])], on_changed=lambda _: changed.set())
-    tables.write([removal])
-    tables.write([PendingWrite([message(1, b"again"), message(2, b"again")])])
+    tables.committer.write([removal])
+    tables.committer.write([PendingWrite([message(1, b"again"), message(2, b"again")])])
     assert tables.get(MESSAGE, key(1)) == b"again"
     held.set()
     assert changed.wait(PATIENCE_S)
