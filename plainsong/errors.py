@@ -1,11 +1,11 @@
-"""The errors of a client: those the daemon answers, by code, and those of the connection and the client itself.
+"""The errors that a client raises: the daemon's, by code, and those of the connection and the client itself.
 
-    plainsong.errors.PlainsongError                     every one has code, outcome, detail, hint
-    ├── answered by the daemon: TopicNotFound, TopicExists, Overloaded, OutcomeUnknown, …
+    plainsong.errors.PlainsongError                     every error has code, outcome, detail, hint
+    ├── returned by the daemon: TopicNotFound, TopicExists, Overloaded, OutcomeUnknown, …
     ├── ConnectFailed         no daemon accepted a connection: nothing happened
     ├── ConnectionLost        the connection broke before a whole answer: unknown; a read changes nothing
     ├── DeadlineExceeded      a time limit passed: not-applied or unknown, as ``outcome`` says
-    ├── UnexpectedAnswer      the answer is not a daemon's, or a later version's
+    ├── UnexpectedAnswer      the answer is not from a daemon, or from a later version
     ├── NotSent               a publisher was closed with undelivered messages: ``unsent`` and ``unknown`` count them
     ├── BufferFull            a publisher's buffer is full, and its overflow is not ``wait``: nothing happened
     ├── MessageDropped        a best-effort publisher gave this message up
@@ -19,12 +19,12 @@
     ├── NoTransaction         no transaction is under way, or it has ended: nothing happened
     ├── SequenceIdsMixed      some messages of a producer have sequence ids and some have none: nothing happened
     ├── ProducerStopped       an earlier message of this producer was not delivered: nothing happened to this one
-    ├── MaxTransactionSizeExceeded    a write would pass the bound of a lightweight transaction: nothing happened
-    ├── TransactionOutcomeUnknown     the client cannot find out whether a lightweight transaction took
+    ├── MaxTransactionSizeExceeded    a write would exceed the limit of a lightweight transaction: nothing happened
+    ├── TransactionOutcomeUnknown     the client cannot find out whether a lightweight transaction was published
     └── Closed                the client, publisher or reader has been closed: nothing happened
 
-``outcome`` describes the call that raised: ``not-applied`` (correct or repeat it), ``applied``, or ``unknown`` (it may have
-happened). The network causes no other exception.
+``outcome`` describes the call that raised: ``not-applied`` (correct or repeat it), ``applied``, or ``unknown`` (it may
+have happened). Network failures raise no other exceptions.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class ConnectFailed(Unavailable):
     is_first: bool = False
     """True if no daemon has ever answered this client, which then does not retry (``wait_for_daemon_s``)."""
     patience_left_s: float | None = None
-    """How much longer a first connection is tried; None: a daemon has answered this client before."""
+    """How much longer the client will try to reach a daemon for the first time; None once one has answered."""
 
 
 class ConnectionLost(PlainsongError):
@@ -214,7 +214,10 @@ class ConnectionLost(PlainsongError):
 
 
 class DeadlineExceeded(PlainsongError):
-    """A request or call passed its time limit. ``outcome`` is ``not-applied`` if no attempt can have taken effect, else ``unknown``."""
+    """A request or call passed its time limit.
+
+    ``outcome`` is ``not-applied`` if no attempt can have taken effect, else ``unknown``.
+    """
 
     code = "deadline_exceeded"
     title = "The call timed out"
@@ -225,10 +228,10 @@ class DeadlineExceeded(PlainsongError):
 
 
 class UnexpectedAnswer(PlainsongError):
-    """The answer is not one of this version's daemon: a proxy's page, a redirect, a body that does not decode."""
+    """The answer is not from a daemon of this version: a proxy's page, a redirect, a body that does not decode."""
 
     code = "unexpected_answer"
-    title = "This is not an answer of Plainsong"
+    title = "This answer is not from Plainsong"
     outcome: Outcome = "unknown"
 
 
@@ -236,7 +239,7 @@ class NotSent(PlainsongError):
     """A publisher was flushed or closed with undelivered messages.
 
     ``unsent`` messages were not published; ``unknown`` messages may have been. Each message's future says the same.
-    ``causes`` has the different errors; the first is ``__cause__``, and in the text.
+    ``causes`` has the distinct errors; the first is also ``__cause__``, and quoted in the text.
     """
 
     code = "not_sent"
@@ -252,20 +255,20 @@ class NotSent(PlainsongError):
             more = f", and {others} other error{'s' * (others > 1)}" if others else ""
             detail += f": {next(iter(details))}{more}"
         first = next(iter(details.values()), None)
-        hint = "their futures tell which"
+        hint = "their futures say which"
         if first is None or unknown:
             hint += "; pass a longer timeout_s to close"
         super().__init__(detail, hint=first.hint if first is not None and first.hint else hint)
         self.unsent = unsent
         self.unknown = unknown
         self.outcome = "unknown" if unknown else "not-applied"
-        #: The different errors, the first that occurred first; it is ``__cause__`` too.
+        #: The distinct errors, in the order in which they occurred; the first is also ``__cause__``.
         self.causes = tuple(details.values())
         self.__cause__ = first
 
 
 def not_sent_by_all(errors: Sequence[NotSent]) -> NotSent:
-    """The error of several publishers."""
+    """Combine the errors of several publishers."""
     causes = [cause for each in errors for cause in each.causes]
     return NotSent(sum(each.unsent for each in errors), sum(each.unknown for each in errors), causes)
 
@@ -290,7 +293,7 @@ class BufferFull(PlainsongError):
 
 
 class MessageDropped(PlainsongError):
-    """The publisher gave the message up. ``outcome`` says whether it may have been published nevertheless."""
+    """The publisher gave up on the message. ``outcome`` says whether it may have been published nevertheless."""
 
     code = "message_dropped"
     title = "The message was dropped"
@@ -318,7 +321,7 @@ class Closed(PlainsongError):
     """The object was used after its close, or outside its ``with`` block: nothing happened."""
 
     code = "closed"
-    title = "It is closed"
+    title = "The object is closed"
 
 
 class TransactionFailed(PlainsongError):
@@ -340,7 +343,7 @@ class CommittedWithErrors(TransactionFailed):
     """The transaction is committed. A participant failed afterwards, in ``post_tx_commit``."""
 
     code = "committed_with_errors"
-    title = "The transaction is committed, but what follows a commit failed"
+    title = "The transaction is committed, but a step after the commit failed"
     outcome: Outcome = "applied"
 
 
@@ -360,7 +363,10 @@ class TransactionInDoubt(PlainsongError):
 
 
 class TransactionTimedOut(TransactionNotInProgress):
-    """The transaction passed its time limit and was not committed. The detail has its age and limit, the hint the settings."""
+    """The transaction passed its time limit and was not committed.
+
+    The detail has the transaction's age and limit, the hint the settings.
+    """
 
     code = "transaction_timed_out"
     title = "The transaction took too long"
@@ -397,7 +403,7 @@ class ProducerStopped(PlainsongError):
 
 
 class MaxTransactionSizeExceeded(TransactionTooLarge):
-    """This write would pass the size limit of the lightweight transaction, which stays open without it."""
+    """This write would exceed the size limit of the lightweight transaction, which stays open without it."""
 
     title = "The lightweight transaction is too large"
 
@@ -421,13 +427,13 @@ for _name in __all__:
 def _narrowed(cls: type[PlainsongError]) -> type[PlainsongError]:
     """The subclass with the same code, such as ``Overloaded`` for ``Unavailable``.
 
-    Considers the protocol's own only: a daemon in the same process defines more specific ones.
+    Ignores subclasses outside the protocol's module: a daemon in the same process defines more specific ones.
     """
     beside = [narrow for narrow in cls.__subclasses__() if vars(protocol_errors).get(narrow.__name__) is narrow]
     return next((narrow for narrow in beside if narrow.code == cls.code), cls)
 
 
-#: The narrowest class of each code, so that users can catch it or its base class.
+#: The narrowest class for each code, so that users can catch it or its base class.
 NARROWEST = {code: _narrowed(cls) for code, cls in BY_CODE.items()}
 
 
@@ -449,7 +455,7 @@ BY_STATUS: dict[int, type[PlainsongError]] = {
 
 
 def problem_error(problem: Mapping[str, Any], status: int = 0) -> PlainsongError:
-    """Decodes a problem+json object. An unknown code is kept in ``code``."""
+    """Decode a problem+json object. An unknown code is kept in ``code``."""
     code = str(problem.get("code", ""))
     status = status or int(problem.get("status", 500))
     cls = NARROWEST.get(code) or BY_STATUS.get(status, PlainsongError)

@@ -178,7 +178,7 @@ class StreamQueue(Generic[T]):
         for number, status, fields in answers:
             ticket = unanswered[0]
             if number != ticket.number or type(fields) is not dict:
-                raise MalformedBody(f"an answer to request {number} where one to {ticket.number} is due")
+                raise MalformedBody(f"an answer to request {number}, expected one to request {ticket.number}")
             unanswered.popleft()
             ticket.answered(status, fields)
             self.pending_bytes -= ticket.size

@@ -1,4 +1,4 @@
-"""Tephra's interface in thriftpy2, for comparisons and as a client, and strategies for transactions."""
+"""Tephra's interface in thriftpy2, as a reference for encodings and as a client, and strategies for transactions."""
 
 import io
 from typing import Any

@@ -3,8 +3,9 @@
     python -m bench.peers [--only plainsong,original,...] [--quick] [--json] [--report DIR] [--scratch DIR]
 
 The full run takes about half an hour and up to twenty gigabytes of disk, ``--rounds 1`` half of that time. ``--quick``
-takes a minute and only shows that everything works. Requirements of a peer are fetched into ``.cache/peers`` first (as
-root also by apt); the report lists unavailable peers with the reason. Run it on an otherwise idle machine.
+takes a minute and only shows that everything works. The software of each peer is first fetched into ``.cache/peers``
+(if run as root, apt may install packages too). The report lists unavailable peers with the reason. Run it on an
+otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def main() -> None:
         facts = machine() | _conditions(home)
         say(", ".join(f"{name} {value}" for name, value in facts.items()))
         if os.getloadavg()[0] > _QUIET:
-            say("NOT QUIET: other processes use the cores; start a valid run at a load below 0.3")
+            say("NOT QUIET: other processes use the cores; for a valid run, start at a load below 0.3")
         comparison.start([PEERS[name]() for name in args.only], home, ending)
         comparison.warm_up()
         facts["all idle"] = f"{comparison.idle_percent(1.0 if args.quick else 10.0):.1f} % of a core"
@@ -79,7 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers", description="Compare the daemon with other brokers at the same durability."
     )
-    parser.add_argument("--only", type=_names, default=list(PEERS), help="which, by commas: " + ",".join(PEERS))
+    parser.add_argument("--only", type=_names, default=list(PEERS), help="peers to run: " + ",".join(PEERS))
     parser.add_argument("--quick", action="store_true", help="only check that it works; the numbers are not meaningful")
     parser.add_argument("--rounds", type=int, help=f"rounds of each load on each peer ({FULL.rounds})")
     parser.add_argument(
@@ -93,7 +94,7 @@ def _arguments() -> argparse.Namespace:
 def _names(text: str) -> Sequence[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in PEERS]:
-        raise argparse.ArgumentTypeError(f"no peer {', '.join(unknown)}; there are {', '.join(PEERS)}")
+        raise argparse.ArgumentTypeError(f"unknown peer {', '.join(unknown)}; the peers are {', '.join(PEERS)}")
     return names
 
 

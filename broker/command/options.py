@@ -55,7 +55,7 @@ def load_settings(file: Path | None, data_dir: str | None, bind: str | None, set
     """Load the settings of a command, from its options and the environment.
 
     Raises:
-      CommandFailed: they cannot be used; the message lists every problem, one per line.
+      CommandFailed: the settings are invalid; the message lists every problem, one per line.
     """
     flags: dict[str, object] = {}
     for text in sets:
@@ -88,15 +88,14 @@ def refuse_strangers(config: Config) -> None:
 
 
 async def until_ctrl_c(work: Callable[[], Awaitable[None]], *also: signal.Signals) -> None:
-    """Run ``work``; Ctrl-C cancels it where it waits. A second one, during the cleanup, interrupts any line.
+    """Run ``work``; Ctrl-C cancels it at its next checkpoint. A second Ctrl-C, during the cleanup, interrupts any line.
 
-    A KeyboardInterrupt at any line could end the task that writes for others, which would then wait forever.
+    If the first one interrupted any line, it could end a task that writes for others, which would then wait forever.
 
     Args:
       also: further signals with the same effect.
     Raises:
-      KeyboardInterrupt: it was cancelled; in a group.
-      any error of ``work``; in a group.
+      BaseExceptionGroup: with a KeyboardInterrupt if ``work`` was cancelled, or with the error of ``work``.
     """
     # A signal that the parent ignores stays ignored: nohup, a background job.
     signals = [each for each in (signal.SIGINT, *also) if signal.getsignal(each) is not signal.SIG_IGN]

@@ -1,7 +1,7 @@
 """HTTP: one set of handlers, over HTTP/1.1 (ours), WebSockets (ours) and HTTP/2 (hypercorn's).
 
     server        binds, accepts, stops                      messages          Request, Answer, query, statuses
-    reactor       waits for all sockets                      handlers          a handler's form; those that wait
+    reactor       waits for all sockets                      handlers          handlers' types; requests that wait
     connection    a socket and its state                     route             the declaration of a route
     http1         HTTP/1.1: requests in sequence             quart_app         all routes as an application
     heads         the route and framing of a request         gate              access to the application; bounds

@@ -1,4 +1,4 @@
-"""One request over HTTP/1.1 that the application answers: its scope, its body, its answer."""
+"""One HTTP/1.1 request that the application answers: scope, body and answer."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class CutShort(Exception):
 
 
 class ApplicationCall:
-    """A request in the application.
+    """A request that the application handles.
 
     Args:
       keeps: returns True if the connection may be kept after the answer that is about to be sent.
-      watch: called when the application starts to wait for the client to leave, with a callback for that.
+      watch: called when the application starts to wait for the client to disconnect, with the callback for that event.
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class ApplicationCall:
         self._framing = Framing.WHOLE
         #: Announced bytes of the body that are still missing; None if the head announced no length.
         self._left_bytes: int | None = None
-        #: None until the answer has begun to leave.
+        #: None until the answer has begun.
         self.is_kept: bool | None = None
         self.has_ended = False
 
@@ -108,16 +108,16 @@ class ApplicationCall:
         return bool(self.is_kept) and self._body.has_ended
 
     async def _drop_rest(self) -> None:
-        """Read the rest of a body that the application did not want, for a while: the next request follows it.
+        """Discard the rest of a body that the application did not read, since the next request follows it.
 
-        After a body that is malformed no request follows: ``has_ended`` stays False, and the connection ends.
+        Gives up after LINGER_S, or if the body is malformed: then ``has_ended`` stays False, and the connection ends.
         """
         with trio.move_on_after(LINGER_S), suppress(PlainsongError):
             while not self._body.has_ended:
                 await self._body.next()
 
     def _sending_ended(self) -> None:
-        """Handle a half-close: the client still gets its answer, unless that never ends."""
+        """Handle a half-close: the client still gets its answer, unless the answer is endless."""
         self._sending_end.come()
         if self._sending_end.is_endless:
             self._connection.scope.cancel()
@@ -175,7 +175,7 @@ class ApplicationCall:
         elif self._left_bytes is not None:
             self._left_bytes -= len(body)
             if self._left_bytes < 0 or (is_last and self._left_bytes):  # the answer never ends: see ``answer``
-                raise ValueError(f"an answer has {-self._left_bytes:+} bytes compared with its Content-Length")
+                raise ValueError(f"the body of an answer is off by {-self._left_bytes:+} bytes from its Content-Length")
         if head or body:
             with self._ending_with_connection():
                 await self._connection.send_all(head, body)
@@ -186,7 +186,7 @@ class ApplicationCall:
 
     @contextmanager
     def _ending_with_connection(self) -> Iterator[None]:
-        """Turn the error of a broken connection into its end, which cancels the application: that sees no error."""
+        """On an error of the connection, cancel the application instead of raising the error in it."""
         try:
             yield
         except OSError:
@@ -197,7 +197,7 @@ class ApplicationCall:
         begun."""
         status = start["status"]
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in start["headers"]]
-        if status == 204:  # RFC 9110, section 8.6: it must not say so
+        if status == 204:  # it must have no Content-Length: RFC 9110, section 8.6
             headers = [pair for pair in headers if pair[0].lower() != "content-length"]
         names = {name.lower() for name, _ in headers}
         framing, left_bytes = Framing.WHOLE, None
@@ -214,12 +214,12 @@ class ApplicationCall:
             headers.append(("Connection", "close"))
         head = wire.head_of(status, headers, chunks=framing is Framing.CHUNKED)
         self._framing, self._left_bytes, self.is_kept = framing, left_bytes, is_kept
-        # The rest of a kept connection begins after the body, so that the client has to send it.
+        # On a kept connection the next request follows the body, so the client has to send the body.
         go_on = wire.CONTINUE if is_awaited and is_kept else b""
         self._connection.state = State.SENDING
         self._connection.minimum_rate.restart()
         if self._sending_end.is_endless and self._sending_end.has_come:
-            self._connection.scope.cancel()  # no client is there to read it
+            self._connection.scope.cancel()  # the client is gone
         return go_on + head
 
     async def _fail(self, request_id: str) -> None:

@@ -676,7 +676,7 @@ class Http1:
                 await self._connection.send_all(wire.chunk(data) if chunks else data)
                 await trio.lowlevel.checkpoint()
         if length is not None and sent_bytes != length:
-            raise ValueError(f"an answer has {sent_bytes - length:+} bytes compared with its Content-Length")
+            raise ValueError(f"the body of an answer is off by {sent_bytes - length:+} bytes from its Content-Length")
         if chunks:
             await self._connection.send_all(wire.LAST_CHUNK)
 

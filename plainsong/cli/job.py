@@ -54,8 +54,8 @@ class JobProgress:
 
     Args:
       job: the job's name.
-      as_json: report to programs.
-      shown: whether people see ``step`` and ``note``; None: if standard error is a terminal.
+      as_json: write JSON events instead of text.
+      shown: whether to print ``step`` and ``note``; None: only if standard error is a terminal.
       clock_s: a monotonic clock.
     """
 
@@ -100,11 +100,11 @@ class JobProgress:
         Args:
           rows: done since ``begin``.
           of: the total, if it is known: then the remaining time is shown.
-          what: the job works on, a topic for example.
+          what: the part of the work in progress, such as a topic.
           batch: the number of the batch, chunk or range that was finished last.
-          lag_s: the age of the oldest message that waits for the job.
-          last: report even if the last report was just before.
-          more: fields of the event; people do not see them.
+          lag_s: the age of the oldest message that the job has not processed.
+          last: report even if the previous report was a moment ago.
+          more: further fields of the JSON event; the text does not show them.
         """
         now_s = self._clock_s()
         if now_s - self._stepped_s < PROGRESS_EVERY_S and not last:
@@ -130,7 +130,7 @@ class JobProgress:
             self._rewrite(", ".join(parts))
 
     def event(self, event: str, **fields: Any) -> None:
-        """Report only to programs. Fields that are None are left out."""
+        """Write a JSON event without the fields that are None; do nothing unless ``as_json``."""
         assert not {"job", "time"} & fields.keys(), f"{event}: {fields}"
         if self._as_json:
             now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -139,7 +139,7 @@ class JobProgress:
             sys.stdout.flush()
 
     def note(self, text: str, event: str = "note", **fields: Any) -> None:
-        """Report what a person who watches may want to know."""
+        """Report a remark that is shown only while progress is."""
         self.clear()
         if self._as_json:
             self.event(event, text=text, **fields)
@@ -147,10 +147,10 @@ class JobProgress:
             click.echo(text, err=True)
 
     def warn(self, text: str, warning: str, **fields: Any) -> None:
-        """Report what needs attention; people see it whether they watch or not.
+        """Report a problem that needs attention, even if progress is not shown.
 
         Args:
-          warning: the word that identifies it in events and metrics.
+          warning: the word that identifies the problem in events and metrics.
         """
         self.clear()
         if self._as_json:
@@ -159,7 +159,7 @@ class JobProgress:
             click.echo(f"warning: {text}", err=True)
 
     def result(self, text: str, event: str = "result", **fields: Any) -> None:
-        """Report what the job was run for, on standard output."""
+        """Write the job's result to standard output."""
         self.clear()
         if self._as_json:
             self.event(event, **fields)
@@ -205,7 +205,7 @@ class JobRun:
         self.metrics = self.metrics or JobMetrics(self.job)
 
     def client(self, *topics: str) -> AbstractContextManager[Client]:
-        """A client of the daemon, for a ``with``; the error about a missing one of ``topics`` names the nearest."""
+        """A client of the daemon, for a ``with``. If one of ``topics`` is missing, the error names the nearest one."""
         return self.where.client(*topics, retry=True, deadline_s=DEADLINE_S)
 
     def warn(self, text: str, warning: str, **fields: Any) -> None:
@@ -214,7 +214,7 @@ class JobRun:
         self.metrics.add("warnings_total", warning=warning)
 
     def failure_of(self, error: Exception) -> CommandFailed | None:
-        """Convert an error of a library that only this job uses; None: report it as any other error."""
+        """Convert an error from a library that only this kind of job uses. None: report it like any other error."""
         del error
         return None
 
@@ -224,7 +224,7 @@ class JobRun:
 
 @contextmanager
 def reported(run: JobRun, *, trace: bool) -> Iterator[None]:
-    """Wrap the work of a run: write the metrics before and after it, and report how it ended.
+    """Wrap the work of a run: write the metrics before and after, and report how the run ended.
 
     Raises:
       CommandFailed: in place of an OSError, and of an error that ``run.failure_of`` converts.
@@ -257,7 +257,7 @@ def reported(run: JobRun, *, trace: bool) -> Iterator[None]:
         run.progress.clear()
         run.progress.event("end", exit=int(code))
         run.metrics.end(int(code))
-        # After an interrupt, errors of closing are to be expected.
+        # After an interrupt, closing may well fail.
         with suppress(Exception) if code == Exit.INTERRUPTED else nullcontext():
             run.close()
 
@@ -273,7 +273,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM, which systemd and schedulers send, raises KeyboardInterrupt: the run can report how it ended."""
+    """Turn SIGTERM, which systemd and schedulers send, into KeyboardInterrupt, so that the run reports how it ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -307,11 +307,11 @@ _TRACE = click.option("--trace", is_flag=True, help="Show the whole traceback of
 def job_options(
     make: Callable[..., JobRun], own: Mapping[str, Callable[[F], F]] | None = None, *, dry_run: bool = True
 ) -> Callable[[F], F]:
-    """Adds the options of all jobs; the command gets its run as its first argument.
+    """Add the options that all jobs have; the command gets its run as its first argument.
 
     Args:
-      make: makes the run, from its fields after ``job`` and from the options of ``own``.
-      own: further options of this kind of job, by the names of their parameters.
+      make: makes the run; it gets the fields after ``job``, and the options in ``own``.
+      own: further options of this kind of job, by parameter name.
       dry_run: False for a command that changes nothing anyway.
     """
     own = own or {}
@@ -330,6 +330,6 @@ def job_options(
         options = (*((_DRY_RUN,) if dry_run else ()), *_OPTIONS, *own.values(), _TRACE)
         for option in reversed(options):
             found = option(found)
-        return found  # type: ignore[no-any-return] # it takes what the command takes
+        return found  # type: ignore[no-any-return] # the command with further options
 
     return decorated

@@ -19,7 +19,7 @@ async def lags(daemon):
     return {each["name"]: each for each in (await daemon.call("GET", LAG)).json()["readers"]}
 
 
-async def test_a_reader_that_names_itself_is_shown_where_its_last_poll_ended(daemon):
+async def test_a_reader_that_names_itself_is_listed_at_the_end_of_its_last_poll(daemon):
     await daemon.create()
     assert await lags(daemon) == {}
     await daemon.publish("a", "b", "c")
@@ -45,7 +45,7 @@ async def test_a_reader_that_names_itself_is_shown_where_its_last_poll_ended(dae
     assert (shown["visible"], shown["lagMs"]) == (0, 0)
 
 
-async def test_the_position_of_a_kept_reader_is_shown_and_alone_on_request(daemon):
+async def test_stored_readers_are_listed_and_one_reader_or_a_page_can_be_requested(daemon):
     await daemon.create()
     first, _ = await daemon.publish("a", "b")
     await daemon.call("PUT", f"{TOPICS}/t/readers/kept", json={"position": first})

@@ -10,7 +10,7 @@ PROPERTIES = f"{NAMESPACES}/ns/properties"
 
 
 async def enabled(daemon, topic="t"):
-    """Return the deduplication of a topic, and the level that sets it."""
+    """Return whether a topic deduplicates, and the level that decides it."""
     told = (await daemon.call("GET", f"{TOPICS}/{topic}")).json()["deduplication"]
     return told["enabled"], told["level"]
 
@@ -60,7 +60,7 @@ async def test_the_default_of_the_service_may_be_off():
         assert await enabled(daemon) == (True, "namespace")
 
 
-async def test_the_namespace_system_remembers_no_producers_unless_its_topic_says_so(daemon):
+async def test_topics_in_namespace_system_do_not_deduplicate_unless_their_own_properties_enable_it(daemon):
     path = f"{NAMESPACES}/system/topics/t"
     await daemon.call("PUT", path)
     await daemon.call("PUT", f"{NAMESPACES}/system/properties", json={"deduplication": "enabled"})
@@ -86,12 +86,12 @@ async def test_invalid_properties_are_refused(daemon, body):
     assert (await daemon.call("GET", PROPERTIES)).json()["properties"] == {"deduplication": "inherit"}
 
 
-async def test_names_that_are_not_allowed_are_refused(daemon):
+async def test_invalid_namespace_names_are_refused(daemon):
     await daemon.call("GET", f"{NAMESPACES}/n-s/properties", status=400, code="invalid_name")
     await daemon.call("PUT", f"{NAMESPACES}/n-s/properties", status=400, code="invalid_name", json={})
 
 
-async def test_a_failing_store_is_an_unknown_outcome_and_nothing_is_in_force(daemon):
+async def test_when_the_store_fails_the_outcome_is_unknown_and_nothing_changes(daemon):
     daemon.store.fail_next("write")
     await daemon.call("PUT", PROPERTIES, status=503, json={"deduplication": "disabled"})
     assert (await daemon.call("GET", PROPERTIES)).json()["deduplication"]["enabled"]

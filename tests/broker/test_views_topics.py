@@ -176,7 +176,7 @@ async def test_a_body_over_the_bound_of_its_route_is_refused(daemon, sent):
         f"{TOPICS}/t%0A",
     ],
 )
-async def test_names_that_are_not_allowed_are_refused(daemon, path):
+async def test_invalid_topic_and_namespace_names_are_refused(daemon, path):
     await daemon.call("GET", path, status=400, code="invalid_name")
 
 

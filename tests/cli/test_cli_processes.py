@@ -106,7 +106,7 @@ def test_an_interrupted_publish_reports_the_published_messages(cli, spawn, numbe
     # The program reads more only after the three are acknowledged.
     process.stdin.write(b"d")
     process.stdin.flush()
-    eventually("it has read on", lambda: unread(process.stdin) == 0)
+    eventually("the program has read the rest", lambda: unread(process.stdin) == 0)
     last_id = cli("poll", numbers, "--json").rows[-1]["id"]
     process.send_signal(signal.SIGINT)
     code = process.wait(PATIENCE_S)

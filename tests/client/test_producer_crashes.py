@@ -207,7 +207,7 @@ def test_effects_kept_with_the_message_id_count_each_message_once(
         process.kill()
         process.communicate()
     process = program(INTO_A_DATABASE, shared_url, topic, str(path))
-    eventually("all is added up", lambda sent=sent: total() >= sent)
+    eventually("all amounts are added up", lambda sent=sent: total() >= sent)
     process.kill()
     process.communicate()
     assert total() == sent

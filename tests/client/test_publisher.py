@@ -128,9 +128,9 @@ def test_an_unretrieved_failure_is_reported_on_close(client: Client, topic: str)
 
 
 def test_only_temporary_failures_are_said_to_need_time():
-    assert NotSent(1, 0).hint == "their futures tell which; pass a longer timeout_s to close"
-    assert NotSent(0, 1, [ConnectionLost("gone")]).hint == "their futures tell which; pass a longer timeout_s to close"
-    assert NotSent(1, 0, [MessageTooLarge("9 MiB")]).hint == "their futures tell which"
+    assert NotSent(1, 0).hint == "their futures say which; pass a longer timeout_s to close"
+    assert NotSent(0, 1, [ConnectionLost("gone")]).hint == "their futures say which; pass a longer timeout_s to close"
+    assert NotSent(1, 0, [MessageTooLarge("9 MiB")]).hint == "their futures say which"
 
 
 def test_a_message_without_a_topic_is_refused(client: Client):

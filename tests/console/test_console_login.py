@@ -107,7 +107,7 @@ def test_copied_commands_take_the_token_from_the_environment(page: Screen, guard
         assert subprocess.run(command, capture_output=True, check=True, env=environment).stdout == says
 
 
-def test_a_token_stays_in_the_tab_and_in_no_address(page: Screen, guarded: Guarded):
+def test_a_token_stays_in_its_tab_and_out_of_every_url(page: Screen, guarded: Guarded):
     page.open("/console", "login-token")
     log_in(page, guarded.tokens["ops"])
     page.one("topic-row")
@@ -131,10 +131,10 @@ def test_a_wrong_token_is_refused_and_forgotten(page: Screen, guarded: Guarded):
     page.one("topic-row")
 
 
-def test_a_late_refusal_of_a_request_before_the_login_does_not_lead_back_to_it(page: Screen, guarded: Guarded):
+def test_a_late_refusal_of_a_request_sent_before_the_login_does_not_log_the_user_out(page: Screen, guarded: Guarded):
     with page.scripted(LATE + "window.late = '/v1/whoami';"):
         page.open("/console", "login-token")
-    page.until("it was refused", lambda: page.run("return window.arrive !== null"))
+    page.until("whoami is refused", lambda: page.run("return window.arrive !== null"))
     log_in(page, guarded.tokens["ops"])
     page.one("topic-row")
     page.run(ARRIVES)
@@ -142,7 +142,7 @@ def test_a_late_refusal_of_a_request_before_the_login_does_not_lead_back_to_it(p
     assert page.all("topic-row")
 
 
-def test_a_late_refusal_of_an_earlier_token_does_not_discard_the_one_pasted_after_it(page: Screen, guarded: Guarded):
+def test_a_late_refusal_of_an_earlier_token_does_not_discard_the_newer_one(page: Screen, guarded: Guarded):
     with page.scripted(LATE):
         page.open("/console", "login-token")
     with page.late("/v1/whoami", lambda: log_in(page, "psg_wrong")):
@@ -172,12 +172,12 @@ def test_forbidden_actions_are_disabled_and_name_the_verb_they_need(page: Screen
     log_in(page, guarded.tokens["looker"])
     page.one("message-row")
     page.says("who", "looker")
-    page.until("it is known", lambda: not page.one("topic-delete").is_enabled())
+    page.until("the button is disabled", lambda: not page.one("topic-delete").is_enabled())
     assert page.one("topic-delete").get_attribute("title") == "needs the verb admin on shop:orders"
     assert not page.one("preview").is_enabled()
     assert "secret" not in page.text()
     page.click("message-row")
-    page.until("why it is not shown", lambda: "needs the verb poll" in page.text())
+    page.until("the page names the missing verb", lambda: "needs the verb poll" in page.text())
     page.open("/console/audit")
     page.says("error", "system:audit")
 
@@ -187,7 +187,7 @@ def test_the_audit_page_shows_who_changed_what(page: Screen, guarded: Guarded):
     page.open("/console/audit", "login-token")
     log_in(page, guarded.tokens["ops"])
     page.until(
-        "the creation",
+        "the creation is listed",
         lambda: [
             row
             for row in page.all("audit-row")
@@ -195,5 +195,5 @@ def test_the_audit_page_shows_who_changed_what(page: Screen, guarded: Guarded):
         ],
     )
     page.click("audit-row")
-    page.until("the record", lambda: '"requestId"' in page.text())
+    page.until("the record is shown", lambda: '"requestId"' in page.text())
     assert page.accessibility() == []

@@ -67,5 +67,5 @@ def test_readers_that_stop_reading_do_not_fill_the_daemon(
         assert resident_mib(one) < MOST_MIB
     assert ask(one.address, "GET", topic_path("t")).status == 200
     readers.close()
-    eventually("all is given back", lambda: metric(one.address, "plainsong_held_answer_bytes") == 0)
+    eventually("all memory is released", lambda: metric(one.address, "plainsong_held_answer_bytes") == 0)
     assert len(read_all(one.address, "t")) == len(PAGE) + 20

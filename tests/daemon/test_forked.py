@@ -93,7 +93,7 @@ def test_a_killed_program_has_the_exit_code_of_the_signal_and_writes_to_the_give
     program.write_text("import time\nprint('here', flush=True)\ntime.sleep(3600)\n")
     with (tmp_path / "said").open("wb") as said:
         running = start_python(program, imports=[], stdout=said.fileno(), stderr=said.fileno())
-    eventually("it has said so", lambda: (tmp_path / "said").read_bytes().endswith(b"\n"))
+    eventually("the program has written its line", lambda: (tmp_path / "said").read_bytes().endswith(b"\n"))
     running.kill()
     assert running.wait(PATIENCE_S) == -signal.SIGKILL
     assert (tmp_path / "said").read_bytes() == b"here\n"

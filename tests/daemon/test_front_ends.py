@@ -125,7 +125,7 @@ def test_a_poll_whose_client_leaves_is_held_no_longer(running):
     connection.request(method, path, body, dict(headers))
     eventually("it is parked", lambda: metric(running.address, "plainsong_parked_polls") == 1)
     connection.close()
-    eventually("it is not any more", lambda: metric(running.address, "plainsong_parked_polls") == 0)
+    eventually("it is no longer parked", lambda: metric(running.address, "plainsong_parked_polls") == 0)
 
 
 def test_a_killed_front_end_is_started_again_and_the_others_continue(daemon):

@@ -1,4 +1,4 @@
-"""Many clients, slow clients, vanishing clients, and every kind of overload."""
+"""Many clients, slow clients, clients that vanish, and every kind of overload."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ async def test_a_thousand_parked_polls_cost_nothing_and_wake_at_once(daemon):
                 assert (await publisher.ask(*publish_call("t", [b"wake up"]))).status == 200
     assert payloads == [b"wake up"] * PARKED
     delays_s.sort()
-    print(f"parked: {cpu_s} s of CPU a second; woken after {delays_s[0]:.3f}, all after {delays_s[-1]:.3f} s")
+    print(f"parked: {cpu_s} s of CPU a second; first woken after {delays_s[0]:.3f} s, last after {delays_s[-1]:.3f} s")
     assert delays_s[-1] < 30  # the limit was a minute
 
 
-async def test_clients_that_leave_free_what_they_held(daemon):
+async def test_clients_that_disconnect_free_their_resources(daemon):
     running = daemon()
     create(running.address, "t")
     sockets = await trio.to_thread.run_sync(settled_sockets, running)
@@ -86,7 +86,7 @@ async def test_clients_that_leave_free_what_they_held(daemon):
         await parked(running, 200)
         assert running.open_sockets() >= 200
     await parked(running, 0)
-    await trio.to_thread.run_sync(eventually, "all is closed", lambda: running.open_sockets() <= sockets)
+    await trio.to_thread.run_sync(eventually, "all are closed", lambda: running.open_sockets() <= sockets)
 
 
 def settled_sockets(running: Daemon) -> int:
@@ -97,11 +97,11 @@ def settled_sockets(running: Daemon) -> int:
         counts.append(running.open_sockets())
         return len(counts) > 5 and len(set(counts[-5:])) == 1
 
-    eventually("the number of sockets stays", same_for_a_while)
+    eventually("the number of sockets is stable", same_for_a_while)
     return counts[-1]
 
 
-#: Longer than a busy machine ever delays a client that sends at once.
+#: Short, but longer than a busy machine ever delays a client that sends its whole request at once.
 SLOW = ("http.header_timeout_s=4", "http.body_timeout_s=4", "http.send_timeout_s=4")
 
 
@@ -172,7 +172,7 @@ async def test_a_full_mailbox_asks_to_retry_and_refused_requests_never_happened(
     assert {payload for _, payload in read_all(running.address, "t")} == taken
 
 
-def test_one_request_may_have_more_messages_than_a_millisecond_holds(daemon):
+def test_one_request_may_have_more_messages_than_one_millisecond_has_ids(daemon):
     running = daemon()
     create(running.address, "t")
     sent = [b"%d" % number for number in range(70_000)]
@@ -213,7 +213,7 @@ async def test_a_body_over_the_bound_is_refused_before_it_is_sent_or_held(daemon
 @pytest.mark.skipif(
     shutil.which("prlimit") is None, reason="NOT TESTED: few open files, since prlimit is not installed"
 )
-def test_connections_over_the_descriptor_limit_are_refused_and_the_daemon_stays_and_says_so(daemon):
+def test_connections_over_the_descriptor_limit_are_refused_and_reported(daemon):
     running = daemon(wrapper=["prlimit", "--nofile=128:128"])
     create(running.address, "t")
     publish(running.address, "t", b"before")
@@ -224,7 +224,7 @@ def test_connections_over_the_descriptor_limit_are_refused_and_the_daemon_stays_
             stack.enter_context(socket.create_connection(running.address))
         running.wait_for_line("cannot accept connections at the moment")
         said = b""
-        while b"file descriptors" not in said:  # the daemon may forget refusals while the machine stalls for seconds
+        while b"file descriptors" not in said:  # if the machine stalls for seconds, the refusals are no longer recent
             stack.enter_context(socket.create_connection(running.address))
             # The first of these requests loads most of the server's code, file by file.
             first.request("GET", "/readyz")

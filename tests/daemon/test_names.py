@@ -158,7 +158,7 @@ def test_a_request_from_a_page_of_another_site_is_in_the_audit(daemon):
         status, polled = operator.ask("POST", "/v1/namespaces/system/topics/audit/poll", {})
         return [json.loads(each["payload"]) for each in polled] if status == 200 else []
 
-    found = eventually("it is in the audit", audited)
+    found = eventually("the refusal is in the audit", audited)
     assert [(each["action"], each["target"], each["status"]) for each in found] == [("security.refused", "origin", 403)]
 
 

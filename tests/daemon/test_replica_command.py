@@ -198,7 +198,7 @@ def test_an_operator_sees_the_copy_and_what_is_wrong_with_it(tmp_path):
             with Client(url) as client:
                 client.create_topic("orders")
                 wait_until_all_counts(daemon)
-                eventually("it says from when on", lambda: status_of(daemon)["oldestMs"] is not None)
+                eventually("the oldest restorable time is known", lambda: status_of(daemon)["oldestMs"] is not None)
                 shown = status_of(daemon)
                 assert (shown["role"], shown["lagCommits"], shown["givenUp"]) == ("primary", 0, False)
                 assert shown["oldestMs"] == shown["baseMs"]

@@ -54,7 +54,7 @@ def test_each_notification_has_one_outcome_although_the_server_and_the_daemon_ar
                 people.send(Outgoing(str(number), attributes={"kind": kind}))
             people.flush()
             kill_now_and_then(random.Random(13), kills, server, server, daemon)
-            eventually("all is handled", lambda: client.admin.stats("outcomes")["messages"] >= 30)
+            eventually("all events are handled", lambda: client.admin.stats("outcomes")["messages"] >= 30)
         assert "Traceback" not in server.said()
         told = values(url, "triggers", "outcomes")
         greeted = [str(each.id) for each in client.read("notifications") if each.attributes["kind"] == "greet"]

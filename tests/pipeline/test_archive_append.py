@@ -300,7 +300,7 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
             command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         came_far = partial(came_as_far, process, folder, trace, before)
-        eventually("it came so far, or to its end", came_far, PATIENCE_S)
+        eventually("the job has left the trace, or ended", came_far, PATIENCE_S)
         assert process.poll() is None or rows_in(root) == 4_000  # killed, or all was archived before
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

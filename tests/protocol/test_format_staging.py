@@ -28,7 +28,7 @@ def stored(segment, payload):
 
 
 class Example:
-    """The steps of the example, and the pointer's row before the last step."""
+    """Runs the example's steps, and keeps the pointer's row from before the last one."""
 
     def __init__(self):
         self.core, self.store = TopicCore(TopicState(NAME)), MemoryStore()
@@ -49,13 +49,13 @@ class Example:
         return answer
 
     def rows(self, table, start=b""):
-        """Return keys and values, as in LevelDB, of keys that begin with ``start``."""
+        """Return the rows whose keys begin with ``start``, as (key, value) as LevelDB stores them."""
         found = self.store.tables[table].walk(start, start + b"\xff", reverse=False)
         return [(bytes([table]) + key, value) for key, value in found]
 
 
 def documented(kind):
-    """Return keys and values of the page's rows of one kind."""
+    """Return the page's rows of one kind, as (key, value)."""
     return [(row["key"], row["value"]) for row in dumps(rf"{kind}-\d")]
 
 

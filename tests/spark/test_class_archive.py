@@ -1,4 +1,4 @@
-"""JVMs of Spark start with the archive of classes that the tests make, which a JVM that it does not fit leaves aside silently."""
+"""Spark's JVMs use the class archive that the tests make: a JVM ignores an archive that does not fit, without a word."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ def test_a_jvm_of_spark_takes_its_classes_from_the_archive():
     )
     loaded = [line for line in done.stderr.splitlines() if " org.apache.spark." in line]
     from_archive = [line for line in loaded if line.endswith("shared objects file (top)")]
-    assert from_archive, "it is none for this class path"
+    assert from_archive, "the archive does not fit this class path"

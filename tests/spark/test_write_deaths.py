@@ -1,4 +1,4 @@
-"""Drivers and executors that are killed while they write: exactly the input's rows in the end."""
+"""Drivers and executors killed while they write: in the end the topic has exactly the input's rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.spark_session import QUICK_JVM
 ROWS = 2_000
 FILES = 3
 
-#: A copy is started of a task that takes longer than the others did.
+#: Spark starts a copy of any task that takes longer than the others.
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
@@ -41,7 +41,7 @@ def topics(daemon):
     return Topics("http://{}:{}".format(*daemon.address))
 
 
-#: When the driver dies: in the stream's second micro-batch, and in the batch save that it runs as well.
+#: When the driver dies: in the stream's second micro-batch, and in a batch save that runs at the same time.
 BOTH_WAYS = [
     ("before_commit", "after_commit"),
     pytest.param("after_commit", "before_commit", marks=pytest.mark.torture),
@@ -80,11 +80,11 @@ def test_rows_of_a_killed_driver_are_published_once_by_the_next_run(
     assert topics.counted("save") == wanted(ROWS)
 
 
-def test_on_a_cluster_neither_copies_of_tasks_nor_killed_executors_leave_a_row(cluster, topics, tmp_path) -> None:
+def test_speculative_tasks_and_killed_executors_on_a_cluster_leave_no_extra_rows(cluster, topics, tmp_path) -> None:
     for name in ("copies", "killed"):
         topics.create(name)
     copies = Save(topics.options("copies", storeBatchSize=100), Disturbance(str(tmp_path), task="wait"), ROWS)
-    # Any of its attempts: a copy may be ahead of the first one.
+    # Kill any attempt of the task: a speculative copy may be ahead of the first attempt.
     kill = Disturbance(str(tmp_path), task="kill", attempts=99)
     killed = Save(topics.options("killed", storeBatchSize=100), kill, ROWS)
     assert Program([copies, killed], cluster.url, SPECULATION).run() == 0

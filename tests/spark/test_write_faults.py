@@ -59,10 +59,10 @@ def disturb(spark, tmp_path):
 
 @contextmanager
 def meanwhile(tmp_path, happens):
-    """Do something when a task or commit says that it is there, and let it go on."""
+    """Call ``happens`` when a task or commit reports that it has reached its point, and let it continue."""
 
     def wait() -> None:
-        eventually("it is reached", (tmp_path / "reached").exists, SPARK_PATIENCE_S)
+        eventually("the point is reached", (tmp_path / "reached").exists, SPARK_PATIENCE_S)
         happens()
         (tmp_path / "go").touch()
 

@@ -1,4 +1,4 @@
-"""A driver of its own that writes, for tests that kill it: ``writing_program.py '<JSON of a Work>'``."""
+"""A separate driver that writes, for tests that kill it: ``writing_program.py '<JSON of a Program>'``."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PATH = os.pathsep.join((str(Path(__file__).parents[2]), str(Path(__file__).pare
 
 @dataclass
 class Save:
-    """One of its works."""
+    """One of the program's streams or batches."""
 
     options: dict[str, str]
     disturbance: Disturbance
     rows: int = 0
-    """The rows of a batch; 0 for a stream, which reads the files of ``disturbance.folder``/in."""
+    """Number of rows of a batch; 0 for a stream, which reads the files in ``disturbance.folder``/in."""
 
 
 @dataclass
@@ -46,16 +46,16 @@ class Program:
     settings: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> int:
-        """Run it in a process, to its end; its exit code."""
+        """Run the program in a process and return its exit code."""
         with self._process() as process:
             return process.wait(_PATIENCE_S)
 
     def run_and_kill(self) -> None:
-        """Run it until all its saves wait, and kill it with all that is its own."""
+        """Run the program until all its saves wait, and kill it with its child processes."""
         reached = [Path(save.disturbance.folder) / "reached" for save in self.saves]
         with self._process() as process:
             eventually(
-                "all saves wait, or it ended",
+                "all saves wait, or the program ended",
                 lambda: process.poll() is not None or all(map(Path.exists, reached)),
                 _PATIENCE_S,
             )
@@ -84,7 +84,7 @@ def main(asked: dict[str, Any]) -> None:
 
     builder = SparkSession.builder.appName("plainsong deaths").master(asked["master"])
     settings = {**SETTINGS, "spark.sql.execution.arrow.maxRecordsPerBatch": "250", **asked["settings"]}
-    del settings[CHECKPOINTS]  # a driver that is killed leaves the checkpoints of users
+    del settings[CHECKPOINTS]  # a killed driver must leave checkpoints as a user's driver would
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()

@@ -171,7 +171,7 @@ def check_order(harness: Harness, messages: list[list[int]]) -> None:
 def test_both_relays_end_on_request(harness: Harness):
     for relay in harness.relays:
         # A relay that has just been started may not have installed its handler yet.
-        eventually("it hears of an end", lambda relay=relay: catches(relay.pid, signal.SIGTERM))
+        eventually("the relay handles SIGTERM", lambda relay=relay: catches(relay.pid, signal.SIGTERM))
         relay.terminate()
     assert [relay.wait(PATIENCE_S) for relay in harness.relays] == [0, 0]
     eventually("nobody is at work", lambda: not outbox_status(harness.engine).is_relayed)

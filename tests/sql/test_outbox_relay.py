@@ -298,7 +298,7 @@ def test_the_second_of_two_relays_says_that_it_waits_and_continues_when_the_firs
 
 def test_a_relay_that_waits_for_its_turn_can_be_stopped(lite: Engine, client: Client):
     with running(Relay(lite, client)):
-        eventually("it is at work", lambda: outbox_status(lite).is_relayed)
+        eventually("the first relay runs", lambda: outbox_status(lite).is_relayed)
         with running(Relay(lite, client)):
             pass
 
@@ -348,7 +348,7 @@ def test_run_continues_through_restarts_of_the_database(engine: Engine, client: 
         publish(engine, b"1")
         eventually("it is published", lambda: read(client) == [b"1"])
         server.kill()
-        eventually("it has noticed", lambda: ("", "outbox_unavailable") in told)
+        eventually("the failure is reported", lambda: ("", "outbox_unavailable") in told)
         server.start()
         # Use a separate engine: disposing of the relay's would drop a connection that the relay has just opened.
         fresh = create_engine(engine.url)

@@ -1,8 +1,7 @@
 """The calls of Tephra's transaction service: methods, values, and messages of Thrift's binary protocol.
 
 Clients of releases 0.4 to 0.16 are served: newer ones call the methods that take a client id and throw, older ones the
-others. Arguments have the field ids 1, 2, …; a result has id 0, a declared error has its place among the method's
-errors.
+others. Arguments have the field ids 1, 2, …; a result has id 0, and the nth error that the method declares has id n.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class TephraNotInProgress(TephraError):
 
 
 class TephraConflict(TephraError):
-    """Transaction id, the key, the other's client id or None."""
+    """Transaction id, the key, and the other transaction's client id or None."""
 
     name = "TTransactionConflictException"
 
@@ -162,7 +161,7 @@ _PLACES = {name: dict(enumerate(method.args, 1)) for name, method in METHODS.ite
 
 
 def read_fields(reader: ThriftReader, kinds: dict[int, Kind]) -> dict[int, Any]:
-    """The fields of a struct by id, without those not in ``kinds`` or of another type. Raises MalformedThrift."""
+    """The fields of a struct by id. Skips fields not in ``kinds`` or of another type. Raises MalformedThrift."""
     found: dict[int, Any] = {}
     while (field := reader.field()) is not None:
         wire, place = field
@@ -183,20 +182,20 @@ def put_field(place: int, kind: Kind, value: Any) -> bytes:
 #
 #     version and type:i32   method   sequence id:i32   struct of arguments, or of one result
 #
-# The version is 80 01; types are 1 call, 2 reply, 3 exception. The struct of a reply has the result in field 0, or a
-# declared error in the field of its place; that of an exception has a text and a number. ``ThriftFrames`` handles the
-# lengths before messages.
+# The version is 80 01; types are 1 call, 2 reply, 3 exception. A reply's struct has the result in field 0, or the nth
+# declared error in field n; an exception's struct has a text and a number. ``ThriftFrames`` handles the length that
+# precedes each message.
 
 
 _VERSION = 0x8001
 _CALL, _REPLY, _EXCEPTION = 1, 2, 3
 _MAX_NAME_BYTES = 256
-#: Numbers of exceptions that a method does not declare.
+#: Numbers of the exceptions that methods do not declare.
 UNKNOWN_METHOD, INTERNAL_ERROR, PROTOCOL_ERROR = 1, 6, 7
 
 
 class Call(NamedTuple):
-    """A client's call: arguments in order; None for a text that it left out."""
+    """A client's call: its arguments in order, None for a text that the client left out."""
 
     method: str
     sequence_id: int
@@ -296,7 +295,7 @@ def decode_reply(message: bytes, method: str, sequence_id: int) -> Any:
     reader = ThriftReader(message)
     name, found_id = _begin(reader, _REPLY, _EXCEPTION)
     if (name, found_id) != (method, sequence_id):
-        raise MalformedThrift(f"an answer to {name} {found_id}, where {method} {sequence_id} is due")
+        raise MalformedThrift(f"an answer to {name} {found_id}, expected {method} {sequence_id}")
     if message[3] == _EXCEPTION:
         found = read_fields(reader, {1: TEXT, 2: INT})
         raise ApplicationError(found.get(2, 0), found.get(1, ""))
@@ -309,7 +308,7 @@ def decode_reply(message: bytes, method: str, sequence_id: int) -> Any:
             raise spec.throws[place - 1](*_error_values(reader))
         reader.skip(kind)
     if spec.result is not None:
-        raise MalformedThrift(f"{method} answers nothing")
+        raise MalformedThrift(f"the answer to {method} has no result")
     return None
 
 
@@ -336,7 +335,7 @@ def _head(kind: int, name: str, sequence_id: int) -> bytes:
 def _begin(reader: ThriftReader, *kinds: int) -> tuple[str, int]:
     word = reader.i32() & 0xFFFFFFFF
     if word >> 16 != _VERSION or word & 0xFFFF not in kinds:
-        raise MalformedThrift(f"a message that begins {word:08x}")
+        raise MalformedThrift(f"the message begins with {word:08x}")
     name = reader.text()
     if len(name) > _MAX_NAME_BYTES:
         raise MalformedThrift(f"a method name of {len(name)} characters")

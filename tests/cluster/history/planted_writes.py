@@ -1,4 +1,4 @@
-"""Planted anomalies of the final state and its order: the histories that clients would have recorded."""
+"""Planted anomalies of the final state and its order, as clients would have recorded them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def a_committed_transaction_is_aborted_in_the_end(history: History, rng: Random)
 
 
 @plants("vanished")
-def what_was_read_is_gone(history: History, rng: Random) -> bool:
+def a_message_that_was_read_is_gone(history: History, rng: Random) -> bool:
     at = some_poll(history, rng, lambda poll: bool(poll.messages) and not poll.committed)
     if at is not None:
         remove(history, rng.choice(history.polls[at].messages)[1])
@@ -82,7 +82,7 @@ def a_second_acknowledgement_gives_other_ids(history: History, rng: Random) -> b
 
 
 @plants("applied anyway")
-def a_refused_request_is_there(history: History, rng: Random) -> bool:
+def a_refused_request_is_present(history: History, rng: Random) -> bool:
     write = some_write(history, rng, lambda write: write.outcome == "refused" and write.transaction is None)
     for payload in write.payloads if write else ():
         append(history, write.topic if write else "", payload)
@@ -104,7 +104,7 @@ def an_undone_transaction_is_committed(history: History, rng: Random) -> bool:
 
 
 @plants("split")
-def half_a_request_is_there(history: History, rng: Random) -> bool:
+def only_half_of_a_request_is_present(history: History, rng: Random) -> bool:
     def suits(write: Write) -> bool:
         return write.outcome == "unknown" and len(write.payloads) > 1 and bool(ids_of(history, write))
 
@@ -133,7 +133,7 @@ def two_readers_see_two_orders(history: History, rng: Random) -> bool:
 
 
 @plants("reordered")
-def a_later_sequence_stands_first(history: History, rng: Random) -> bool:
+def sequence_ids_are_stored_in_reverse(history: History, rng: Random) -> bool:
     write = some_write(history, rng, lambda write: len(write.sequences) > 1 and bool(ids_of(history, write)))
     if write:
         write.sequences = write.sequences[::-1]
@@ -141,7 +141,7 @@ def a_later_sequence_stands_first(history: History, rng: Random) -> bool:
 
 
 @plants("reordered")
-def a_receipt_says_another_place(history: History, rng: Random) -> bool:
+def a_receipt_has_the_wrong_ids(history: History, rng: Random) -> bool:
     write = some_write(history, rng, lambda write: bool(write.receipts))
     if write:
         write.receipts = [(pack_id(1, 0), pack_id(1, 0))]
@@ -167,7 +167,7 @@ def a_later_transaction_has_a_smaller_number(history: History, rng: Random) -> b
 
 
 @plants("behind")
-def a_request_got_its_ids_where_a_reader_had_been(history: History, rng: Random) -> bool:
+def a_request_gets_ids_that_a_reader_has_passed(history: History, rng: Random) -> bool:
     write = some_write(history, rng, lambda write: bool(ids_of(history, write)))
     ids = ids_of(history, write) if write else []
     at = some_poll(
@@ -180,7 +180,7 @@ def a_request_got_its_ids_where_a_reader_had_been(history: History, rng: Random)
 
 
 @plants("behind")
-def a_page_lacks_one_in_its_middle(history: History, rng: Random) -> bool:
+def a_page_lacks_a_message_in_the_middle(history: History, rng: Random) -> bool:
     at = some_poll(history, rng, lambda poll: len(poll.messages) > 2)
     if at is not None:
         poll, gone = history.polls[at], rng.randrange(1, len(history.polls[at].messages) - 1)
@@ -207,7 +207,7 @@ def a_producer_gets_an_id_it_has_not_sent(history: History, rng: Random) -> bool
 
 
 @plants("not fenced")
-def a_session_has_the_epoch_of_the_one_before(history: History, rng: Random) -> bool:
+def a_session_has_the_epoch_of_its_predecessor(history: History, rng: Random) -> bool:
     opening = rng.choice(history.openings)
     history.openings.append(replace(opening, began_s=opening.ended_s + 1, ended_s=opening.ended_s + 2))
     return True
