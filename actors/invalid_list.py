@@ -38,7 +38,7 @@ MAX_NAMED = 5
 
 
 class InvalidList(Protocol):
-    """The keeper of the invalid list: the daemon's own service, or its view of a Tephra."""
+    """The keeper of the invalid list: the daemon's own service, or its view of a Tephra service."""
 
     def begin_pass(self) -> CompletePass:
         """Return the list and the prune bound for a pass that begins now. Raises TransactionsUnavailable."""

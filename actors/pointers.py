@@ -437,7 +437,7 @@ class Enlistments:
             await term.enlist(pointer, name, self._ask)
 
     async def enlisted(self, name: TopicName, pointer: int, ask: Callable[[], Awaitable[A]]) -> A:
-        """Enlist the topic for the pointer, and return its answer to ``ask``. Raises as ``enlist`` and ``ask``."""
+        """Enlist the topic for the pointer, and return its answer to ``ask``. Raises as ``enlist`` and ``ask`` do."""
         for _ in range(ENLIST_ATTEMPTS - 1):
             await self.enlist(name, pointer)
             try:

@@ -57,7 +57,7 @@ class _Known(NamedTuple):
 
 
 class ForeignTephra:
-    """Implements ``Authority`` from a Tephra's state; clients begin and decide transactions at the Tephra itself."""
+    """Implements ``Authority`` from the state of a Tephra service, where clients begin and decide transactions."""
 
     def __init__(
         self,
@@ -166,11 +166,11 @@ class ForeignTephra:
         await trio.lowlevel.checkpoint()
 
     async def as_of(self, at_ms: int) -> Moment:
-        """Raise TransactionsUnavailable: a Tephra does not record when it decided."""
+        """Raise TransactionsUnavailable: Tephra does not record when it decided."""
         del at_ms
         await trio.lowlevel.checkpoint()
         raise TransactionsUnavailable(
-            "a Tephra decides transactions here, and does not record when",
+            "transactions are decided by Tephra, which does not record when",
             hint="reading as of a moment needs the daemon's own transaction service",
         )
 
@@ -199,7 +199,7 @@ class ForeignTephra:
         return CompletePass(self._clock.now_ms(), self.invalids(), self.prune_bound())
 
     async def pointer_locations(self) -> PointerLocations:
-        """Return where pointers have rows, according to the topics: a Tephra does not store that.
+        """Return where pointers have rows, according to the topics: Tephra does not store that.
 
         Raises:
           TransactionsUnavailable: the store cannot be read for the topics of other instances.
@@ -288,7 +288,7 @@ _RECEIVE_BYTES = 256 << 10
 
 
 class TephraClient:
-    """A Thrift client for a Tephra; connects at the first call, and again after any error."""
+    """A Thrift client of a Tephra service; connects at the first call, and again after any error."""
 
     def __init__(self, host: str, port: int, *, timeout_s: float, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
         self.address = f"{host}:{port}"

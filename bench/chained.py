@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SAYS = """Single publishes of 100 B a second to a chained topic and to one without a chain, each acknowledged after it
 was synced. Both topics are in one daemon and are measured in turn; *again* is a second topic without a chain: its
-difference to the first is noise. CPU is the daemon's processor time per publish, user and system, in µs."""
+difference from the first is noise. CPU is the daemon's processor time per publish, user and system, in µs."""
 
 MESSAGE_BYTES = 100
 TOPICS = {"plain": "none", "again": "none", "chained": "sha256"}

@@ -51,7 +51,7 @@ def call_costs(profile: Profile, hbase: HBase, raw: RawCalls) -> list[Row]:
 
 
 def daemon_costs(profile: Profile, ours: Daemon, groups: str, singles: str) -> list[Row]:
-    """Costs of publishes and polls, for the daemon; ``groups`` and ``singles`` are topics of it."""
+    """Costs of publishes and polls, for the daemon, with its topics ``groups`` and ``singles``."""
 
     def cost(what: str, connections: int, request: bytes) -> Row:
         run_load(ours.port, connections, request, profile.seconds)

@@ -82,7 +82,7 @@ class RegionServer:
     busy: float = 0.0
     """Utilization of its cores."""
     gateway_busy: float = 0.0
-    """Utilization of the gateway's cores, of which there are as many."""
+    """Utilization of the gateway's cores, of which there are equally many."""
     log_bytes_per_s: float = 0.0
     """Before replication."""
 

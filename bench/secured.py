@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SAYS = """Single publishes of 100 B a second at 16 connections, each acknowledged after it was synced: by a daemon that
 requires a token and has a thousand grants (*names*), by one where that name has quotas as well (*quotas*), and by one
 that speaks TLS 1.3, each compared with one that does neither (*÷ plain*). *Again* is a second daemon without any of it:
-its difference to the first is noise. CPU is the daemon's processor time per publish, user and system, in µs, over all
+its difference from the first is noise. CPU is the daemon's processor time per publish, user and system, in µs, over all
 rounds; its range is that of the rounds. Both sides of a row have the same load generator: for TLS it is the one in
 Python, whose own TLS affects the rates."""
 

@@ -408,7 +408,7 @@ class Audit:
                 kept = put_one(Table.METADATA, COPY_KEY, replace(row, audited=True).encode())
                 await self._store.write([kept], claim=claim)
         except (StoreError, DamagedRow) as error:
-            log.warning("whether this store was restored is not known", extra={"why": str(error)[:300]})
+            log.warning("cannot find out whether this store was restored", extra={"why": str(error)[:300]})
 
     def _put_own(self, record: dict[str, Any]) -> None:
         if len(self._own) >= MAX_OWN_RECORDS:

@@ -1,4 +1,4 @@
-"""The daemon's transaction authority: its own service, a Tephra, or none; its start and its end."""
+"""The daemon's transaction authority: its own service, a Tephra service, or none; its start and its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from storage.base import Store
 
 log = logging.getLogger(__name__)
-#: Time limit for the start to wait for the daemon's own service, which is loaded from disk, or for a Tephra. Plain
+#: Time limit for the start to wait for the daemon's own service, which is loaded from disk, or for Tephra. Plain
 #: publishes and polls are served without it.
 START_PATIENCE_S = 10.0
 FOREIGN_PATIENCE_S = 1.0
@@ -59,7 +59,7 @@ class Transactions(Protocol):
         ...
 
     async def fresh(self) -> None:
-        """Wait until the view has every commit that was acknowledged before the call. Raises as ``view``."""
+        """Wait until the view has every commit that was acknowledged before the call. Raises the same as ``view``."""
         ...
 
     async def as_of(self, at_ms: int) -> Moment:
@@ -96,7 +96,7 @@ class SwitchedOff:
         return None
 
     async def fresh(self) -> None:
-        """Raises as ``view``."""
+        """Raises the same as ``view``."""
         self.view()
 
     async def as_of(self, at_ms: int) -> Moment:

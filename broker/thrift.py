@@ -194,11 +194,11 @@ class TephraMethods:
             raise TephraInvalidTruncateTime(error.detail) from None
 
     async def _prune_now(self) -> None:
-        """Do nothing, like a Tephra without pruning: its clients' stores may rely on the invalid list."""
+        """Do nothing, like a Tephra service without pruning: its clients' stores may rely on the invalid list."""
 
 
 async def _decoded(message: bytes) -> Call:
-    """Return the call in a message. Raises as ``decode_call`` does, and NoThread."""
+    """Return the call in a message. Raises the same as ``decode_call``, and NoThread."""
     if len(message) <= LOOP_BYTES:
         return decode_call(message)
     return await in_thread(decode_call, message)

@@ -17,13 +17,13 @@ R = TypeVar("R")
 def of_topic(method: Callable[Concatenate[Any, str, P], R]) -> Callable[Concatenate[Any, P], R]:
     """The method of a topic that calls this method of its client, with the topic as the first argument.
 
-    It has the signature, less the topic, and the documentation of the client's method.
+    It has the documentation of the client's method, and its signature without the topic.
     """
     return _of(attrgetter("_client"), method)
 
 
 def of_administration(method: Callable[Concatenate[Any, str, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """As ``of_topic``, of a method of ``client.admin``."""
+    """Like ``of_topic``, for a method of ``client.admin``."""
     return _of(attrgetter("_client.admin"), method)
 
 
@@ -38,7 +38,7 @@ def _of(owner: Callable[[Any], Any], method: Callable[Concatenate[Any, str, P], 
 
 
 def moved(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """The method of a client under the name it had before it moved to ``client.admin``. It warns, and calls that one."""
+    """A method that has moved to ``client.admin``, under its old name in the client: warns, then calls it there."""
     name = method.__name__
 
     def bound(self: Any, /, *arguments: Any, **options: Any) -> Any:
@@ -50,7 +50,7 @@ def moved(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any,
 
 
 def moved_property(name: str) -> property:
-    """As ``moved``, of a property."""
+    """Like ``moved``, for a property."""
 
     def value(self: Any) -> Any:
         warn_moved(name)

@@ -125,7 +125,7 @@ class ChainReport:
         return not self.faults
 
     def shown(self) -> dict[str, Any]:
-        """As ``plainsong topic verify TOPIC --json`` prints it."""
+        """The verdict in the form that ``plainsong topic verify TOPIC --json`` prints."""
         return {
             "good": self.is_good,
             "head": self.head.shown(),

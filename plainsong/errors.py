@@ -403,13 +403,13 @@ class ProducerStopped(PlainsongError):
 
 
 class MaxTransactionSizeExceeded(TransactionTooLarge):
-    """This write would exceed the size limit of the lightweight transaction, which stays open without it."""
+    """This write would exceed the size limit of its lightweight transaction, which stays open without it."""
 
     title = "The lightweight transaction is too large"
 
 
 class TransactionOutcomeUnknown(OutcomeUnknown):
-    """The daemon no longer knows whether a lightweight transaction was stored. The client did not send it again."""
+    """The daemon can no longer tell whether a lightweight transaction was stored. The client did not send it again."""
 
     title = "It is not known whether this transaction was published"
 

@@ -122,7 +122,7 @@ class Numbering:
         return taken
 
     def take_many(self, given: Sequence[int] | None, count: int) -> Sequence[int]:
-        """Assign the increasing ids of one request. Raises as ``take`` does, without using up an id."""
+        """Assign the increasing ids of one request. Raises the same as ``take``, without using up an id."""
         if given is None:
             self._check_left(count)
             self._decide(False)

@@ -136,7 +136,7 @@ def stamp(request: PublishRequest) -> None:
 
 
 def stamped(attributes: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """As ``stamp``, for one message's attributes."""
+    """Like ``stamp``, for one message's attributes."""
     if not is_on() or (attributes is not None and TRACEPARENT in attributes):
         return attributes
     context = _context()

@@ -283,8 +283,8 @@ class Identity:
             complete = self.is_complete(calls, won)
         except BrokerError as silence:
             raise OutcomeUnknown(
-                f"whether topic {won.topic} has the {won.rows} rows is not known: {error}; then: {silence}. "
-                f"It remembers them as producer {self.producer}, sequence id {self.sequence_id}"
+                f"it is not known whether topic {won.topic} has the {won.rows} rows: {error}; then: {silence}. "
+                f"The topic remembers them as producer {self.producer}, sequence id {self.sequence_id}"
             ) from error
         if not complete:
             raise self._not_published(won, error) from error
@@ -319,4 +319,4 @@ def publish_under(calls: Calls, won: Winners, pointer: int) -> None:
         rows = f"the {won.rows} rows under write pointer {pointer}"
         if error.outcome == "not-applied":
             raise NotPublished(f"{rows} were not published in topic {won.topic}: {error}") from error
-        raise OutcomeUnknown(f"whether topic {won.topic} has {rows} is not known: {error}") from error
+        raise OutcomeUnknown(f"it is not known whether topic {won.topic} has {rows}: {error}") from error

@@ -95,7 +95,7 @@ class Forwarding:
         return forwarded
 
     async def _at_owner(self, endpoint: Endpoint, name: TopicName, request: Request) -> Answer:
-        """Return the owner's answer, wherever the owner is. Raises as ``Owners.run_at_owner``."""
+        """Return the owner's answer, wherever the owner is. Raises the same as ``Owners.run_at_owner``."""
         route, handler = endpoint
         before_ms = request.waited_ms
 

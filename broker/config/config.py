@@ -255,7 +255,7 @@ def _too_small(config: Config, origins: Mapping[str, str]) -> list[Problem]:
 
 
 def _service_mismatches(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """The address of a Tephra needs that service, and a listener for Tephra's clients needs the embedded one."""
+    """Tephra's address needs Tephra as the service; a listener for Tephra's clients needs the embedded service."""
     chosen = config.transactions
     service = "transactions.service"
     found: list[Problem] = []

@@ -36,7 +36,7 @@ export function goQuery(changes, { replace = false, state = null } = {}) {
   go(query.size ? `${location.pathname}?${query}` : location.pathname, { replace, state });
 }
 
-// The daemon pages forwards only. "Previous" goes back in the history; in a link from elsewhere, to the first page.
+// The daemon pages forwards only. "Previous" goes back in the history, or to the first page if a link led to this one.
 export const nextPage = (name, after) => goQuery({ [name]: after }, { state: { paged: name } });
 
 export function previousPage(name) {
@@ -103,7 +103,7 @@ export class Page extends Component {
     return this.props.route.query;
   }
 
-  // The query of the stream of events.
+  // The query parameters of the event stream.
   interest() {
     return { kinds: "attention" };
   }
@@ -186,7 +186,7 @@ export function ErrorPanel({ error }) {
   return html`<div class="error" role="status" data-testid="error">
     <strong>${error.message}</strong>
     ${error.hint && html`<span>${error.hint}</span>`}
-    ${error.outcome === "unknown" && html`<span>It is not known whether it happened.</span>`}
+    ${error.outcome === "unknown" && html`<span>It is not known whether the request took effect.</span>`}
     ${error.requestId && html`<span class="muted">request <code>${error.requestId}</code></span>`}
   </div>`;
 }
@@ -236,7 +236,7 @@ export function Option({ value, chosen }) {
 
 export const PAGE_ROWS = 100;
 
-// The pager of a long list, of which one page is in the document.
+// The pager of a long list. Only one page of the list is in the document.
 export function Pager({ from, total, onMove, name = "rows", size = PAGE_ROWS }) {
   if (total <= size) return null;
   return html`<p class="pager">
@@ -256,7 +256,7 @@ export function Spark({ values, label }) {
   </svg>`;
 }
 
-// A field that follows the URL, also after a link or the back button.
+// A field that follows the URL, even after a link or the back button.
 export class FilterField extends Component {
   field = createRef();
 

@@ -333,7 +333,7 @@ class _Gunzip:
         self._window_bytes = _FIRST_WINDOW_BYTES
 
     def step(self, most_bytes: int) -> None:
-        """Decompress about ``most_bytes``, or up to ``_STEP_MEMBERS`` members. Raises as ``decoded_body``."""
+        """Decompress about ``most_bytes``, or up to ``_STEP_MEMBERS`` members. Raises the same as ``decoded_body``."""
         end, members = self.size + most_bytes, self._members + _STEP_MEMBERS
         try:
             while not self.ended and self.size < end and self._members < members:

@@ -28,7 +28,7 @@ SMALL_BODY_BYTES = 64 << 10
 JSON_TYPE = "application/json"
 
 #: The instance that answers a request: the owner of the topic in its path, of each topic in its body, of the
-#: transaction service, of the invalid list (which has an owner even where a Tephra decides), or of the properties of
+#: transaction service, of the invalid list (which has an owner even where Tephra decides), or of the properties of
 #: namespaces.
 Owner: TypeAlias = Literal["topic", "topics", "transactions", "invalid_list", "namespaces"]
 #: Names that determine the owners of the transaction service and of namespace properties: no topic has an empty

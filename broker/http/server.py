@@ -414,7 +414,7 @@ class _Application:
         return (await self.http2()).app
 
     async def http2(self) -> Http2Server:
-        """Return the HTTP/2 server. Raises as ``loaded``."""
+        """Return the HTTP/2 server. Raises the same as ``loaded``."""
         if self._server is None:
             if self._tried is None:
                 self._tried = trio.Event()

@@ -29,7 +29,7 @@ _UNKNOWN = "is nothing this version answers"
 
 
 async def call_route(link: Link, route: str, request: Request) -> Reply:
-    """Return the owner's answer to a request. Raises as ``Link.call``.
+    """Return the owner's answer to a request. Raises the same as ``Link.call``.
 
     Raises:
       Forbidden: the owner is of version 0.1, which could not check the rights of the sender.

@@ -69,7 +69,7 @@ def held_here(lock: threading.Lock) -> Callable[[], bool]:
 
 
 class Condition:
-    """As ``threading.Condition``, for tasks that share a lock."""
+    """Like ``threading.Condition``, for tasks that share a lock."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock

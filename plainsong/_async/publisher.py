@@ -391,7 +391,7 @@ class AsyncBuffered(Generic[Q, F]):
     # --- taking --------------------------------------------------------------------------------
 
     async def _take(self, topic: str, entry: Entry[F]) -> None:
-        """Takes messages; waits for room if ``overflow="wait"``. Raises as ``_take_now``."""
+        """Takes messages; waits for room if ``overflow="wait"``. Raises the same as ``_take_now``."""
         if not self._take_now(topic, entry):
             await self._take_when_there_is_room(topic, entry)
         if not self._opened.pending % MESSAGES_PER_YIELD:  # async only
@@ -604,7 +604,7 @@ class AsyncPublisher(AsyncBuffered["PublisherQueue[AsyncSent]", AsyncSent]):
         return item.future
 
     def send_nowait(self, message: Any, *, topic: str | None = None) -> AsyncSent:  # async only
-        """As ``send``, but a full buffer raises BufferFull, unless ``overflow="drop"``."""
+        """Like ``send``, but a full buffer raises BufferFull, unless ``overflow="drop"``."""
         name, item = self._item(message, topic)
         if not self._take_now(name, item):
             self._without_room(name, item, self._opened.full(item.size))

@@ -511,7 +511,7 @@ class AsyncReading:
             log.warning("a reader's position was not saved: %s", error.detail)
 
     async def settle(self) -> None:
-        """Saves at the end of the transaction. Raises as ``save`` does."""
+        """Saves at the end of the transaction. Raises the same as ``save``."""
         await self._save(patiently=False)
 
     async def _save(self, *, patiently: bool) -> None:
@@ -627,7 +627,7 @@ class AsyncReader(Generic[V]):
         await self._reading.save()
 
     async def aclose(self) -> None:
-        """Saves the position of the finished messages, and ends. Idempotent. Raises as ``save`` does.
+        """Saves the position of the finished messages, and ends. Idempotent. Raises the same as ``save``.
 
         While the loop waits elsewhere this is ``stop``: the loop ends, and saves.
         """

@@ -224,7 +224,7 @@ class AsyncChannel:
                 if not places.said_uncommitted:
                     places.said_uncommitted = True
                     log.warning(UNCOMMITTED[service])
-                # A Tephra may return; a service that is off stays off while the daemon runs.
+                # A Tephra service may return; a service that is off stays off while the daemon runs.
                 if service == "off":
                     places.note_service_off()
         return await self.call(make("uncommitted"), deadline_s)

@@ -314,7 +314,7 @@ class AsyncStream:
         return ticket
 
     async def send(self, request: PublishRequest) -> AsyncTicket[Receipt | PublishResponse]:
-        """As ``publish``, for a request with any fields; under a write pointer its answer is a ``PublishResponse``."""
+        """Like ``publish``, for a request with any fields. Under a write pointer it returns a ``PublishResponse``."""
         tracing.stamp(request)
         ticket: AsyncTicket[Receipt | PublishResponse] = AsyncTicket(self._settling, len(request.messages))
         queue = self._queue
@@ -380,7 +380,7 @@ class AsyncStream:
         self._tally.raise_if_unretrieved(0, waiting)
 
     async def aclose(self, timeout_s: float | None = None) -> None:
-        """Flushes, then closes; gives up requests without an answer after ``timeout_s``. Idempotent. Raises as ``flush``."""
+        """Flushes, then closes; gives up unanswered requests after ``timeout_s``. Idempotent. Raises like ``flush``."""
         until_s = inf if timeout_s is None else now() + timeout_s
         with self._lock:
             self._closing = True

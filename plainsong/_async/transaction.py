@@ -337,7 +337,7 @@ class AsyncTransactionContext:
         return Receipt(None, None, len(request.messages), PENDING)
 
     async def _spill(self, transaction: Transaction) -> None:
-        """Stores buffered messages with the daemon. Raises as ``AsyncClient.store``."""
+        """Stores buffered messages with the daemon. Raises the same as ``AsyncClient.store``."""
         try:
             await self._messages.spill()
         except PlainsongError as error:
@@ -651,7 +651,7 @@ async def begun(
 async def publish_in_one(
     client: AsyncTransactionClient, topic: str, messages: Any, *, ttl_s: int | None, serializer: SerializerLike
 ) -> Receipt:
-    """Publishes in a separate transaction. Raises as a commit."""
+    """Publishes in a separate transaction. Raises the same as a commit."""
     if not as_list(messages):
         raise NoMessages("the list is empty")
     context = AsyncTransactionContext(client)

@@ -387,7 +387,7 @@ class Buffered(Generic[Q, F]):
     # --- taking --------------------------------------------------------------------------------
 
     def _take(self, topic: str, entry: Entry[F]) -> None:
-        """Takes messages; waits for room if ``overflow="wait"``. Raises as ``_take_now``."""
+        """Takes messages; waits for room if ``overflow="wait"``. Raises the same as ``_take_now``."""
         if not self._take_now(topic, entry):
             self._take_when_there_is_room(topic, entry)
 

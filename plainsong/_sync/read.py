@@ -510,7 +510,7 @@ class Reading:
             log.warning("a reader's position was not saved: %s", error.detail)
 
     def settle(self) -> None:
-        """Saves at the end of the transaction. Raises as ``save`` does."""
+        """Saves at the end of the transaction. Raises the same as ``save``."""
         self._save(patiently=False)
 
     def _save(self, *, patiently: bool) -> None:
@@ -623,7 +623,7 @@ class Reader(Generic[V]):
         self._reading.save()
 
     def close(self) -> None:
-        """Saves the position of the finished messages, and ends. Idempotent. Raises as ``save`` does.
+        """Saves the position of the finished messages, and ends. Idempotent. Raises the same as ``save``.
 
         While the loop waits elsewhere this is ``stop``: the loop ends, and saves.
         """

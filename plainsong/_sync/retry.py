@@ -223,7 +223,7 @@ class Channel:
                 if not places.said_uncommitted:
                     places.said_uncommitted = True
                     log.warning(UNCOMMITTED[service])
-                # A Tephra may return; a service that is off stays off while the daemon runs.
+                # A Tephra service may return; a service that is off stays off while the daemon runs.
                 if service == "off":
                     places.note_service_off()
         return self.call(make("uncommitted"), deadline_s)

@@ -309,7 +309,7 @@ class Stream:
         return ticket
 
     def send(self, request: PublishRequest) -> Ticket[Receipt | PublishResponse]:
-        """As ``publish``, for a request with any fields; under a write pointer its answer is a ``PublishResponse``."""
+        """Like ``publish``, for a request with any fields. Under a write pointer it returns a ``PublishResponse``."""
         tracing.stamp(request)
         ticket: Ticket[Receipt | PublishResponse] = Ticket(self._settling, len(request.messages))
         queue = self._queue
@@ -373,7 +373,7 @@ class Stream:
         self._tally.raise_if_unretrieved(0, waiting)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flushes, then closes; gives up requests without an answer after ``timeout_s``. Idempotent. Raises as ``flush``."""
+        """Flushes, then closes; gives up unanswered requests after ``timeout_s``. Idempotent. Raises like ``flush``."""
         until_s = inf if timeout_s is None else now() + timeout_s
         with self._lock:
             self._closing = True

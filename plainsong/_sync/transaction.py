@@ -337,7 +337,7 @@ class TransactionContext:
         return Receipt(None, None, len(request.messages), PENDING)
 
     def _spill(self, transaction: Transaction) -> None:
-        """Stores buffered messages with the daemon. Raises as ``Client.store``."""
+        """Stores buffered messages with the daemon. Raises the same as ``Client.store``."""
         try:
             self._messages.spill()
         except PlainsongError as error:
@@ -647,7 +647,7 @@ def begun(channel: Channel, kind: TransactionKind, timeout_s: int | None, client
 def publish_in_one(
     client: TransactionClient, topic: str, messages: Any, *, ttl_s: int | None, serializer: SerializerLike
 ) -> Receipt:
-    """Publishes in a separate transaction. Raises as a commit."""
+    """Publishes in a separate transaction. Raises the same as a commit."""
     if not as_list(messages):
         raise NoMessages("the list is empty")
     context = TransactionContext(client)

@@ -39,7 +39,7 @@ def audit(
     """Show who changed what, and who was refused.
 
     With security.authentication, the daemon records this in the topic
-    system:audit. Reading it takes the verb poll on that topic.
+    system:audit. Reading it requires the verb poll on that topic.
     """
     with where.client(namespace=NAMESPACE) as client, client.read(TOPIC, start, follow=follow) as reader:
         for message in reader:

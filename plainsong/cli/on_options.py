@@ -102,7 +102,7 @@ class KeptPosition:
     """A position, and where it is kept."""
 
     name: str
-    """As ``--position`` takes it."""
+    """The name in the form that ``--position`` takes."""
     position: Position
     path: Path | None = None
     """The file, if the position is kept in one."""

@@ -300,7 +300,7 @@ class PublishRunWithExtras(PublishRun):
         self._already = 0
 
     def all_of(self, pieces: Iterable[InputPiece]) -> None:
-        """As ``PublishRun``; an atomic batch is read whole before it is sent."""
+        """Like ``PublishRun``; an atomic batch is read whole before it is sent."""
         super().all_of(_as_one(pieces) if self._extras.atomic else pieces)
 
     def publish(self, piece: InputPiece) -> Receipt:

@@ -190,7 +190,7 @@ def check_publish(request: PublishRequest) -> None:
 
 
 def _check_staged(request: PublishRequest, segments: Sequence[str]) -> None:
-    """Check a publish of staged segments. Raises as ``check_publish``."""
+    """Check a publish of staged segments. Raises the same as ``check_publish``."""
     if request.messages:
         raise InvalidParameter(
             "a request without a write pointer has messages and segments",

@@ -89,7 +89,7 @@ class OutboxBusy(Unavailable):
 
 
 class OutboxInDoubt(PlainsongError):
-    """Whether the topic has some messages is unknown. They are kept, and nothing more is sent to that topic.
+    """It is unknown whether the topic has some messages. They are kept, and nothing more is sent to that topic.
 
     ``Relay.decide``, or ``plainsong outbox decide``, resolves this.
     """

@@ -45,7 +45,7 @@ class NamedConnection(Connection):
         self.gid = gid
 
     def begin_twophase(self, xid: Any = None) -> TwoPhaseTransaction:
-        """As ``Connection.begin_twophase``, which would draw a name that recovery could not find."""
+        """Like ``Connection.begin_twophase``, which would draw a name that recovery could not find."""
         return super().begin_twophase(str(self.gid) if xid is None else xid)
 
 

@@ -103,11 +103,11 @@ class LocalFiles:
         self._root = root.absolute()
 
     def url(self, path: str) -> str:
-        """As ``Files``."""
+        """See ``Files``."""
         return f"file://{self._at(path)}"  # unquoted, as Hadoop takes paths
 
     def table(self, path: str) -> str:
-        """As ``Files``. Raises CommandFailed: delta-rs would open another path."""
+        """See ``Files``. Raises CommandFailed: delta-rs would open another path."""
         at = str(self._at(path))
         if "\\" in at or "%" in at:
             says = f"a Delta table cannot have a backslash or a percent sign in its path: {at}"
@@ -115,18 +115,18 @@ class LocalFiles:
         return Path(at).as_uri()
 
     def make_folder(self, path: str) -> None:
-        """As ``Files``."""
+        """See ``Files``."""
         self._at(path).mkdir(parents=True, exist_ok=True)
 
     def read(self, path: str) -> bytes | None:
-        """As ``Files``."""
+        """See ``Files``."""
         try:
             return self._at(path).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, path: str, data: bytes) -> None:
-        """As ``Files``."""
+        """See ``Files``."""
         target = self._at(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
@@ -141,20 +141,20 @@ class LocalFiles:
         _sync(target.parent)
 
     def lock(self, path: str, what: str, say: Callable[[str], None]) -> AbstractContextManager[Hold]:
-        """As ``Files``, by a lock of the kernel, which ends with its holder."""
+        """See ``Files``. Uses a lock of the kernel, which ends with its holder."""
         return locked(self._at(path), what)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """As ``Files``."""
+        """See ``Files``."""
         return {each.name: each.stat().st_size for each in self._parquet(folder)}
 
     def names(self, folder: str) -> list[str]:
-        """As ``Files``."""
+        """See ``Files``."""
         at = self._at(folder)
         return sorted(each.name for each in at.iterdir()) if at.is_dir() else []
 
     def settle(self, paths: Sequence[str]) -> None:
-        """As ``Files``."""
+        """See ``Files``."""
         above: set[Path] = set()
         for each in map(self._at, paths):
             _sync(each)
@@ -164,7 +164,7 @@ class LocalFiles:
             _sync(folder)
 
     def remove(self, folder: str) -> None:
-        """As ``Files``."""
+        """See ``Files``."""
         shutil.rmtree(self._at(folder), onerror=_unless_gone)
 
     def _at(self, path: str) -> Path:

@@ -33,19 +33,19 @@ class HadoopFiles:
         self._system: Any = self._path("").getFileSystem(self._conf)
 
     def url(self, path: str) -> str:
-        """As ``Files``."""
+        """See ``Files``."""
         return f"{self._root}/{path}" if path else self._root
 
     def table(self, path: str) -> str:
-        """As ``Files``."""
+        """See ``Files``."""
         return quote(self.url(path), safe=":/@%")
 
     def make_folder(self, path: str) -> None:
-        """As ``Files``."""
+        """See ``Files``."""
         self._system.mkdirs(self._path(path))
 
     def read(self, path: str) -> bytes | None:
-        """As ``Files``."""
+        """See ``Files``."""
         at = self._path(path)
         if not self._system.exists(at):
             return None
@@ -56,7 +56,7 @@ class HadoopFiles:
             stream.close()
 
     def write(self, path: str, data: bytes) -> None:
-        """As ``Files``; where a rename copies (S3), the file still appears only when it is complete."""
+        """See ``Files``. Where a rename copies (S3), the file still appears only when it is complete."""
         at, beside = self._path(path), self._path(f"{path}.{secrets.token_hex(4)}.tmp")
         stream = self._system.create(beside, True)
         stream.write(bytearray(data))
@@ -84,27 +84,27 @@ class HadoopFiles:
         self._system.delete(self._path(path), False)
 
     def lock(self, path: str, what: str, say: Callable[[str], None]) -> AbstractContextManager[Hold]:
-        """As ``Files``, by leases in a folder of that name, since there are no locks."""
+        """See ``Files``. Uses leases in a folder of that name, since there are no locks."""
         return leased(self, path, what, say=say)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """As ``Files``."""
+        """See ``Files``."""
         found = {each.getPath().getName(): int(each.getLen()) for each in self._statuses(folder) if each.isFile()}
         return {name: found[name] for name in sorted(found) if name.endswith(".parquet") and name[0] not in "._"}
 
     def names(self, folder: str) -> list[str]:
-        """As ``Files``."""
+        """See ``Files``."""
         return sorted(each.getPath().getName() for each in self._statuses(folder))
 
     def settle(self, paths: Sequence[str]) -> None:
-        """As ``Files``; a closed file is as durable as the file system makes it."""
+        """See ``Files``. A closed file is as durable as the file system makes it."""
 
     def remove(self, folder: str) -> None:
-        """As ``Files``."""
+        """See ``Files``."""
         self._system.delete(self._path(folder), True)
 
     def modified_ms(self, folder: str) -> int | None:
-        """As ``Files``."""
+        """See ``Files``."""
         try:
             own = self._system.getFileStatus(self._path(folder)).getModificationTime()
         except Py4JJavaError as error:

@@ -39,7 +39,7 @@ class KernelHold:
     """A lock of the kernel, held until it is released."""
 
     def check(self) -> None:
-        """As ``Hold``; a lock cannot be lost."""
+        """See ``Hold``. A lock cannot be lost."""
 
 
 @contextmanager
@@ -135,7 +135,7 @@ class Lease:
         self._renewed_s = clock()
 
     def check(self) -> None:
-        """As ``Hold``: the lease has the highest number, and was renewed too recently to count as stale."""
+        """See ``Hold``. The lease must have the highest number, and be too recent for others to take it for stale."""
         if self._clock() - self._renewed_s > STALE_S / 2:
             raise self._lost("it was not renewed in time")
         self._give_way()

@@ -131,7 +131,7 @@ def _copy_files(rows: Path, copy: Path) -> None:
                 target.hardlink_to(source)
                 continue
             except OSError:
-                # Another file system, one without links, or another user's file.
+                # The file system is another one or has no links, or the file belongs to another user.
                 pass
         if source.is_dir():
             _copy_files(source, target)

@@ -1,4 +1,4 @@
-"""A Tephra as the authority: its state as seen by topics and readers, and its misbehaviour."""
+"""A Tephra service as the authority: its state as seen by topics and readers, and its misbehaviour."""
 
 import struct
 from functools import partial

@@ -1,4 +1,4 @@
-"""The pass over a Tephra's invalid list: its state determines the rollbacks, and how far it may be pruned."""
+"""The pass over Tephra's invalid list: Tephra's state determines the rollbacks, and how far the list may be pruned."""
 
 from __future__ import annotations
 

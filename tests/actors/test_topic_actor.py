@@ -1,4 +1,4 @@
-"""The topic actor: commits that gather, polls that wait, and the answers when a write fails."""
+"""The topic actor: group commits, long polls, and the answers after a failed write."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_nothing_is_answered_or_readable_before_it_is_durable(answers):
         await harness.store.stalled("write")
         await wait_all_tasks_blocked()
         readable, early = harness.core().state.until, [answer for answer in answers if not isinstance(answer, Span)]
-        harness.store.release("write")  # even if it fails: nothing can end while the store stalls
+        harness.store.release("write")  # before the asserts: while the store stalls, a failed test could not end
         await wait_all_tasks_blocked()
         assert readable == before
         assert not early
@@ -117,7 +117,7 @@ async def test_a_caller_who_leaves_during_a_commit_has_still_published(answers):
         assert not answers
 
 
-async def test_two_publishes_of_one_request_each_keep_their_arrival_order(answers):
+async def test_messages_of_consecutive_publishes_keep_their_order(answers):
     async with actors() as harness:
         await harness.create()
         for number in range(20):
@@ -152,7 +152,7 @@ async def test_a_parked_poll_is_answered_empty_at_its_deadline(answers, autojump
         assert span.start >= span.until
 
 
-async def test_each_deadline_is_met_whatever_their_order(nursery, autojump_clock):
+async def test_deadlines_are_met_in_any_order(nursery, autojump_clock):
     async with actors() as harness:
         await harness.create()
         end, begun_s, told = await harness.end(), trio.current_time(), []
@@ -303,7 +303,7 @@ async def test_a_poll_received_with_a_publish_and_abandoned_during_its_commit_is
 
 
 def late_store():
-    """A store whose commits may take much longer than a sync: ``write`` stands for the answer of the object store."""
+    """A store whose commits may take much longer than a sync: ``write`` stands for the object store's answer."""
     store = FaultyStore(MemoryStore())
     store.traits = replace(store.traits, answers_late=True)
     return store
@@ -357,7 +357,7 @@ async def test_polls_end_in_time_although_a_commit_of_their_topic_waits_for_the_
         assert waits.found["until it counts"] == (40, True)
 
 
-async def test_a_poll_that_ends_during_a_deletion_that_may_be_lost_does_not_show_it(answers, nursery, autojump_clock):
+async def test_a_poll_that_ends_during_an_uncommitted_deletion_does_not_reveal_it(answers, nursery, autojump_clock):
     async with actors(late_store()) as harness:
         await harness.create()
         waits = Waits(harness, nursery, await harness.end())
@@ -389,7 +389,7 @@ async def test_polls_that_wait_during_a_commit_that_fails_get_an_error(answers, 
         assert [type(answer) for answer in answers] == [OutcomeUnknown]
 
 
-async def test_after_a_late_commit_the_next_one_begins_with_those_who_were_just_answered(answers, autojump_clock):
+async def test_after_a_late_commit_the_next_one_includes_what_the_answered_callers_send_next(answers, autojump_clock):
     async with actors(late_store()) as harness:
         await harness.create()
         before = harness.store.calls["write"]
@@ -406,7 +406,7 @@ async def test_after_a_late_commit_the_next_one_begins_with_those_who_were_just_
         assert (len(answers), harness.store.calls["write"] - before) == (3, 2)
 
 
-async def test_after_a_late_commit_the_next_one_waits_for_a_quarter_of_its_time_at_most(answers, autojump_clock):
+async def test_after_a_late_commit_the_next_one_waits_at_most_a_quarter_as_long(answers, autojump_clock):
     async with actors(late_store()) as harness:
         await harness.create()
         harness.store.stall("write")
@@ -479,7 +479,7 @@ async def test_callers_of_a_failed_write_get_an_unknown_outcome(answers, applied
         assert await harness.read() == [*there, b"after"]
 
 
-async def test_callers_of_a_write_that_never_began_learn_that_nothing_happened(answers, monkeypatch):
+async def test_callers_of_a_write_that_never_began_are_told_that_nothing_happened(answers, monkeypatch):
     async with actors() as harness:
         await harness.create()
         write = harness.store.write

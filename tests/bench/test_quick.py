@@ -50,7 +50,7 @@ def test_publishing_covers_its_matrix(report):
         assert {"÷ bare", "÷ listener", "÷ raw request", "÷ raw group"} <= row["values"].keys()
 
 
-def test_readers_far_behind_walk_from_page_to_page_and_request_none_twice():
+def test_readers_far_behind_request_page_after_page_and_no_page_twice():
     firsts = [pack_id(ts_ms, 0) for ts_ms in (1, 2, 3)]
     asked = NewPages("t", firsts, 8_000).take("avro", 5)
     polls = [(limit, AVRO.decode_poll(request.partition(b"\r\n\r\n")[2])) for limit, request in asked]
@@ -109,7 +109,7 @@ def test_hbase_is_compared_with_raw_calls_for_the_same_messages(report):
     assert rows["cost of opening a topic"]["ms"]["median"] > 0
 
 
-def test_several_instances_are_measured_while_serving_forwarding_and_changing_hands(report):
+def test_several_instances_are_measured_while_serving_forwarding_and_handing_over(report):
     rows = {row["what"]["what"]: row["values"] for row in report.results["sections"]["cluster"]["rows"]}
     assert {"forwarded single", "forwarded publish", "forwarded poll of 1000"} < rows.keys()
     assert rows["forwarded single"]["forwarder µs"]["median"] > 0

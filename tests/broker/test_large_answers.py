@@ -25,7 +25,7 @@ PIECES = 5
 ASKERS = 100
 
 
-class RunQueue(trio.abc.Instrument):
+class TurnCounter(trio.abc.Instrument):
     """Counts the pieces that are rendered in each turn of the event loop."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class RunQueue(trio.abc.Instrument):
 
 @pytest.mark.parametrize(("sizes", "most"), [([LARGE], 1), ([MEDIUM], 1), ([LARGE, MEDIUM], 2)])
 async def test_a_turn_makes_one_piece_of_each_size_however_many_requests_there_are(sizes: list[int], most: int) -> None:
-    turns = RunQueue()
+    turns = TurnCounter()
     trio.lowlevel.add_instrument(turns)
     async with trio.open_nursery() as nursery:
         for _ in range(ASKERS):
@@ -78,7 +78,7 @@ async def test_large_answers_are_made_in_the_order_of_their_requests() -> None:
 
 
 async def test_a_small_answer_is_made_at_once_while_large_ones_wait() -> None:
-    turns = RunQueue()
+    turns = TurnCounter()
     async with trio.open_nursery() as nursery:
         for _ in range(ASKERS):
             nursery.start_soon(in_steps, LARGE, turns.pieces(10_000))
@@ -90,19 +90,19 @@ async def test_a_small_answer_is_made_at_once_while_large_ones_wait() -> None:
 
 
 async def test_an_answer_of_a_few_mib_does_not_wait_for_larger_ones() -> None:
-    turns = RunQueue()
+    turns = TurnCounter()
     async with trio.open_nursery() as nursery:
         for _ in range(ASKERS):
             nursery.start_soon(in_steps, LARGE, turns.pieces(10_000))
         await two_turns()
-        assert len(await in_steps(MEDIUM, RunQueue().pieces())) == PIECES
+        assert len(await in_steps(MEDIUM, TurnCounter().pieces())) == PIECES
         assert turns.made <= 2 * PIECES + 10  # one piece of a large answer in each turn, and a few at the start
         nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("when", ["while it waits", "while it is made"])
 async def test_an_answer_whose_reader_leaves_makes_room_for_the_next(when: str) -> None:
-    turns = RunQueue()
+    turns = TurnCounter()
     leaves, made = trio.CancelScope(), []
 
     async def ask_and_leave() -> None:
@@ -157,7 +157,7 @@ async def test_a_large_body_is_compressed_as_it_is_sent() -> None:
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
 @pytest.mark.parametrize("accept", ["application/json", "application/vnd.plainsong.frames"])
-async def test_a_large_page_is_whole_at_either_listener(listener: str, accept: str) -> None:
+async def test_a_large_page_is_complete_at_either_listener(listener: str, accept: str) -> None:
     path = "/v1/namespaces/ns/topics/t/poll"
     payloads = ["\N{EURO SIGN}" * (MIB // 3), "short", "z" * MIB] * 3
     async with in_process(listener=listener) as daemon:

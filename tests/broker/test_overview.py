@@ -247,7 +247,7 @@ async def test_figures_of_topics_at_other_instances_are_requested():
             assert known == {"t": (3, True, nodes["b"].address), "u": (2, True, nodes["a"].address)}
 
 
-class RunQueue:
+class TurnCounter:
     """Counts how many topics one task handles in one iteration of the event loop."""
 
     def __init__(self, nursery):
@@ -280,7 +280,7 @@ async def test_a_list_of_many_topics_is_made_in_pieces_and_other_requests_run_be
         await daemon.publish("m", topic=f"t{number:02}")
     found = {}
     for what in ("open", "stored", "sorted"):
-        found[what] = RunQueue(nursery)
+        found[what] = TurnCounter(nursery)
     monkeypatch.setattr(Catalogue, "_open", found["open"].counted(Catalogue._open))
     monkeypatch.setattr(catalogue, "_counted", found["stored"].counted(catalogue._counted))
     monkeypatch.setitem(overview._KEYS, "messages", found["sorted"].counted(overview._KEYS["messages"]))

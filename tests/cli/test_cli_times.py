@@ -63,7 +63,7 @@ def test_an_invalid_duration_is_refused(text):
         Length().convert(text, None, None)
 
 
-def test_a_duration_may_be_wanted_in_milliseconds():
+def test_a_duration_can_be_converted_to_milliseconds():
     assert Length(0.001).convert("1.5s", None, None) == 1500
 
 

@@ -74,7 +74,7 @@ def test_without_transactions_a_default_read_shows_everything_and_says_so_once(n
     assert [record.message for record in caplog.records if record.name == "plainsong.client"] != []
     assert len(caplog.records) == 1
     assert "rolled-back" in caplog.text
-    # A service that is off stays off; a Tephra may return.
+    # A service that is off stays off; a Tephra service may return.
     asked_again = [] if name == "off" else ["committed"]
     assert isolations(world) == ["committed", "uncommitted", *asked_again, "uncommitted"]
 

@@ -136,7 +136,7 @@ class Instance:
         self.daemon.signal(signal.SIGCONT)
 
     def set_clock(self, ahead_s: int) -> None:
-        """Make the daemon's wall clock jump, within a second."""
+        """Make the daemon's wall clock jump; takes effect within a second."""
         assert self._shift is not None
         write_shift(self._shift, ahead_s)
 

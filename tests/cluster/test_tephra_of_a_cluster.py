@@ -1,4 +1,4 @@
-"""Several instances on one HBase whose transactions are decided elsewhere: by a Tephra, or by an unknown service."""
+"""Several instances on one HBase whose transactions are decided elsewhere: by Tephra, or by an unknown service."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.daemon.talk import create, publish, read_all
 from tests.daemon.test_crash_ring import SIZES
 
 SETTINGS = ("retention.interval_s=0.1", "storage.min_free_bytes=0", *SIZES["smallest sizes"])
-#: Topics of which one message is left: less than half of a volume.
+#: Topics with one message left each: together less than half of a volume.
 QUIET = [f"quiet{number}" for number in range(20)]
 #: More than the probes and the log write, and far less than a daemon that rewrites volumes in every round.
 MOST_BYTES = 1 << 20
@@ -29,7 +29,7 @@ def written(running: Daemon) -> int:
 
 
 def clean(running: Daemon, probe: str) -> None:
-    """Return once the janitor has cleaned a new topic, and so has tidied at least once since the last call."""
+    """Wait until the janitor has cleaned a new topic, which means that it has tidied since the last call."""
     create(running.address, probe, ttl=1)
     publish(running.address, probe, b"soon gone")
     eventually(
@@ -37,7 +37,7 @@ def clean(running: Daemon, probe: str) -> None:
     )
 
 
-def test_an_idle_daemon_rewrites_a_volume_once_in_which_each_topic_has_one_message_left(tmp_path):
+def test_an_idle_daemon_rewrites_a_volume_with_few_messages_left_only_once(tmp_path):
     data = tmp_path / "data"
     with Daemon(data, *SETTINGS) as running:
         create(running.address, "busy", ttl=1)

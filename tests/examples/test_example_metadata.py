@@ -53,7 +53,9 @@ def test_every_change_is_applied_once_although_indexer_and_daemon_are_killed(tmp
                     producer.publish_atomic(entity, [{"entity": entity, "change": change} for change in changes])
                 kill_now_and_then(chance, 1, indexer, indexer, daemon)
             expected = folded(client)
-            eventually("all changes are indexed", lambda: sum(entity[2] for entity in indexed(tmp_path).values()) >= 800)
+            eventually(
+                "all changes are indexed", lambda: sum(entity[2] for entity in indexed(tmp_path).values()) >= 800
+            )
         assert indexed(tmp_path) == expected
 
 

@@ -36,7 +36,10 @@ def test_in_a_backup_of_hbase_transactions_are_whole_over_topics_and_publishes_a
             words = ("backup", "create", folder, "--url", url_of(daemon))
             creating = started_until("os.rename", r"/objects/../[0-9a-f]{64}", *words, by=signal.SIGSTOP)
             try:
-                eventually("the backup is stopped at the rename", lambda: creating.poll() is not None or stands_still(creating.pid))
+                eventually(
+                    "the backup is stopped at the rename",
+                    lambda: creating.poll() is not None or stands_still(creating.pid),
+                )
                 assert creating.poll() is None
                 meanwhile = going_on.transfers
                 eventually("transactions continue", lambda: going_on.transfers > meanwhile + 3)

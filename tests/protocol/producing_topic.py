@@ -106,7 +106,7 @@ class Topic:
     # --- content -------------------------------------------------------------------------------
 
     def payloads(self):
-        """Return the payloads of live messages that have them in the row itself."""
+        """Return the payloads of live messages whose rows contain them."""
         span = span_of(self.state, Look(bound_at(0)))
         rows = self.store.scan(Table.MESSAGE, self.state.prefix, self.state.prefix + b"\xff" * 20)
         return [payload.decode() for _, payload in page_of(rows, span).messages()]

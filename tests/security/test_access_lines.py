@@ -22,7 +22,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_every_refused_request_has_its_line(tmp_path, caplog, listener):
+async def test_every_refused_request_is_logged(tmp_path, caplog, listener):
     caplog.set_level(logging.INFO, logger="plainsong.access")
     async with named(tmp_path, listener=listener, log__access=True) as running:
         for name, method, path, status, route in REQUESTS:
@@ -31,11 +31,11 @@ async def test_every_refused_request_has_its_line(tmp_path, caplog, listener):
             assert answer.status_code == status, (name, path)
             lines = [each for each in caplog.records if each.name == "plainsong.access"]
             assert [(each.status, each.target) for each in lines] == [(status, path)], (name, path)
-            assert lines[0].route in (route, "unknown"), "who has no name is refused before its route is known"
+            assert lines[0].route in (route, "unknown"), "a request without a name is refused before its route is known"
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "https://evil.example"}])
-async def test_a_request_from_another_origin_has_its_line(tmp_path, caplog, headers):
+async def test_a_request_from_another_origin_is_logged(tmp_path, caplog, headers):
     caplog.set_level(logging.INFO, logger="plainsong.access")
     async with named(tmp_path, listener="hot", log__access=True) as running:
         answer = await running.ask("operator", "PUT", f"{T}/a", headers=headers, json={})

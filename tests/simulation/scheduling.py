@@ -76,7 +76,7 @@ _checkpoint = trio.lowlevel.checkpoint
 
 
 async def _checkpoint_among_others() -> None:
-    """Do as ``trio.lowlevel.checkpoint``."""
+    """See ``trio.lowlevel.checkpoint``."""
     if not is_alone(trio.current_time()):
         await _checkpoint()
 

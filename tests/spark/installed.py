@@ -23,8 +23,8 @@ def make_interpreter(
     """Make a virtual environment in ``folder``; return its interpreter, which is next to its programs.
 
     Args:
-      folder: to be made.
-      wheels: installed there; if there are none, this project cannot be imported.
+      folder: the folder to create.
+      wheels: installed in the environment; without any, it cannot import this project.
       only: include only these of the packages installed here; all if empty.
       without: exclude these.
     """
@@ -47,12 +47,15 @@ def make_interpreter(
 
 
 def install(python: Path, wheels: Collection[Path]) -> None:
-    """Installs this project's wheels into an environment, without their dependencies."""
+    """Install this project's wheels into an environment, without their dependencies."""
     _pip("--python", str(python), "install", "--quiet", "--no-deps", "--no-index", "--no-compile", *map(str, wheels))
 
 
 def environ_of(python: Path, **more: str) -> dict[str, str]:
-    """Return environment variables with this interpreter's programs first on the PATH, without settings of Python or Spark."""
+    """Return environment variables that put this interpreter's programs first on the PATH.
+
+    Variables that configure Python or Spark are left out.
+    """
     unset = (
         "PYTHONPATH",
         "PYTHONHOME",

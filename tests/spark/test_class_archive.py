@@ -1,4 +1,4 @@
-"""Spark's JVMs use the class archive that the tests make: a JVM ignores an archive that does not fit, without a word."""
+"""Spark's JVMs use the class archive that the tests make; a JVM silently ignores an archive that does not fit."""
 
 from __future__ import annotations
 

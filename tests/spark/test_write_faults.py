@@ -24,10 +24,10 @@ from tests.daemon.harness import Daemon, eventually
 from tests.patience import SPARK_PATIENCE_S
 from tests.ports import free_address
 
-#: A failed save raises the first; if the abort fails as well, Java's error with both texts.
+#: A failed save raises the first. If the abort fails as well, it raises the second, with both texts.
 FAILED = (PySparkException, Py4JError)
 ROWS = 4_000
-#: Rows of an Arrow batch, of which a partition has four.
+#: Rows of an Arrow batch; a partition has four batches.
 BATCH = 500
 
 
@@ -109,7 +109,7 @@ def test_stores_whose_answers_are_lost_are_sent_again(spark, daemon, topics) -> 
 
 def lose_more(proxy: Proxy, marks: list[bytes]) -> None:
     for number, mark in enumerate(marks, 1):
-        eventually("the answer before is lost", lambda number=number: proxy.lost >= number, SPARK_PATIENCE_S)
+        eventually("the previous answer is lost", lambda number=number: proxy.lost >= number, SPARK_PATIENCE_S)
         proxy.after[mark] = "lose"
 
 
@@ -129,7 +129,7 @@ def test_a_publish_that_never_gets_an_answer_is_in_doubt_and_can_be_repeated_und
     with Proxy(daemon.address) as proxy:
         proxy.after = {f"/topics/{topic}/publish".encode(): "die"}
         options = Topics(proxy.url).options(topic, producerName="job", sequenceId=0, numRetries=1)
-        with pytest.raises(FAILED, match=r"is not known: unreachable.*producer job, sequence id 0"):
+        with pytest.raises(FAILED, match=r"it is not known whether .*: unreachable.*producer job, sequence id 0"):
             save_plainly(spark, options)
     save_plainly(spark, topics.options(topic, producerName="job", sequenceId=0))
     assert topics.counted(topic) == wanted(ROWS)
@@ -152,7 +152,7 @@ def test_the_abort_reports_a_publish_that_spark_did_not_see(daemon, topics) -> N
         proxy.after = {f"/topics/{topic}/publish".encode(): "die"}
         options = WriteOptions.parse(Topics(proxy.url).options(topic, numRetries=0), streaming=False)
         writer._connection = options.connection
-        with pytest.raises(OutcomeUnknown, match="whether topic behind has the 1 rows is not known"):
+        with pytest.raises(OutcomeUnknown, match="it is not known whether topic behind has the 1 rows"):
             writer.commit([task])
     writer._connection = WriteOptions.parse(topics.options(topic), streaming=False).connection
     with pytest.raises(SaveIsComplete, match="have all rows of the save, and keep them: behind; do not run it again"):
@@ -192,7 +192,7 @@ def test_killing_and_starting_the_daemon_again_changes_nothing(disturb, tmp_path
         assert topics.counted(topic) == wanted(ROWS)
 
 
-def test_a_daemon_that_is_away_for_a_while_is_waited_for(disturb, tmp_path) -> None:
+def test_a_save_waits_for_a_daemon_that_is_away_for_a_while(disturb, tmp_path) -> None:
     with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         topics = Topics("http://{}:{}".format(*daemon.address))
         topic = topics.create("away")

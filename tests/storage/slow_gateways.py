@@ -34,7 +34,7 @@ class Gateways:
         return Pool([(f"gateway{number}", 9090) for number in range(gateways)], size=size, timeout_s=timeout_s)
 
     async def open(self, address: Address, _: object = None) -> Connection:
-        """Do as ``Gateway.open``."""
+        """See ``Gateway.open``."""
         self.opened.append(address)
         await trio.sleep(0.01)
         return Connection(self, address)
@@ -48,7 +48,7 @@ class Connection:
         self.address = address
 
     async def call(self, name: str, *args: Any) -> object:
-        """Do as ``Gateway.call``."""
+        """See ``Gateway.call``."""
         self._gateways.under_way += 1
         try:
             return await self._gateways.answer(self.address, name, args)
@@ -59,7 +59,7 @@ class Connection:
         """Do nothing instead of ``Gateway.call_later``."""
 
     async def aclose(self) -> None:
-        """Do as ``Gateway.aclose``."""
+        """See ``Gateway.aclose``."""
         await trio.lowlevel.checkpoint()
 
 

@@ -87,7 +87,7 @@ class Collector:
         def found() -> list[Seen]:
             return [each for each in self.spans() if each.name == name and service in ("", each.service)]
 
-        eventually(f"a span {name}", lambda: bool(found()))
+        eventually(f"a span {name} has arrived", lambda: bool(found()))
         (span,) = found()
         return span
 

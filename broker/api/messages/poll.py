@@ -557,7 +557,7 @@ def bound_after(found: Found) -> bytes:
 # A request reads everything, what its own snapshot shows, or what is committed now.
 
 
-#: Two million pointers: the largest snapshot that a Tephra could send to its own clients.
+#: Two million pointers: the largest snapshot that Tephra can send to its own clients.
 MAX_SNAPSHOT_BYTES = 16 << 20
 
 

@@ -61,7 +61,7 @@ class Producers:
     """Counts a refusal, by code."""
 
     async def open_new(self, request: Request) -> Answer:
-        """Open a session under a new, generated name. Raises as ``open_named``."""
+        """Open a session under a new, generated name. Raises the same as ``open_named``."""
         return await self._open(request, secrets.token_hex(16), must_be_new=True)
 
     async def open_named(self, request: Request) -> Answer:

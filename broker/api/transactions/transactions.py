@@ -142,7 +142,7 @@ class TransactionRoutes:
         self._decide(Commit, request, answered)
 
     def abort(self, request: Request, answered: Answered) -> None:
-        """Abort; the answer's state is the outcome. Answers with errors as ``TransactionService.abort``."""
+        """Abort; the answer's state is the outcome. Answers with the errors of ``TransactionService.abort``."""
         if "dryRun" in request.query or wants_representation(request.headers.get("prefer", "")):
             self.tasks.run(self._abort_and_say, request, answered)
             return
@@ -165,7 +165,7 @@ class TransactionRoutes:
         render: Callable[[Any], Answer],
         answered: Answered,
     ) -> None:
-        """Ask the service; ``render`` makes the answer of its result. Raises as ``Mailbox.put``."""
+        """Ask the service; ``render`` makes the answer of its result. Raises the same as ``Mailbox.put``."""
         answer = Prepared(partial(rendered, request, render), answered)
         if transactions.has_loaded:
             transactions.put(ask, answer.settled, answer.prepare)
@@ -185,7 +185,7 @@ class TransactionRoutes:
         return json_answer([_shown(_seen(status, request), as_number) for status in found])
 
     async def show(self, request: Request) -> Answer:
-        """Show a transaction, even a decided one; the state of one that is not remembered is ``unknown``."""
+        """Show a transaction, even a decided one. Once it is no longer remembered, its state is ``unknown``."""
         as_number = numbers(request.query)
         transaction_id = parse_transaction_id(request.path["transaction"])
         status = await self.embedded().look(transaction_id, partial(_sees, request))
@@ -197,7 +197,7 @@ class TransactionRoutes:
         return json_answer(shown)
 
     async def invalidate(self, request: Request) -> Answer:
-        """Hide it forever, without waiting for any topic. Raises TransactionNotFound, TransactionNotInProgress."""
+        """Hide it forever, without waiting for topics to act. Raises TransactionNotFound, TransactionNotInProgress."""
         return await self._end(request, "transaction.invalidate", "invalid", self.embedded().invalidate)
 
     def checkpoint(self, request: Request, answered: Answered) -> None:
@@ -207,7 +207,9 @@ class TransactionRoutes:
         snapshot = request.fields(_CHECKPOINT).get("snapshot")
         transaction = None if snapshot is None else decode_transaction(snapshot)
         if transaction is not None and transaction.transaction_id != transaction_id:
-            raise InvalidParameter("the snapshot is another transaction's", hint="send the one that begin returned")
+            raise InvalidParameter(
+                "the snapshot belongs to another transaction", hint="send the snapshot that begin returned"
+            )
         ask = Checkpoint(transaction_id, transaction)
         self._put(transactions, ask, request, partial(begun_answer, as_number=as_number), answered)
 
@@ -240,8 +242,8 @@ class TransactionRoutes:
     ) -> Answer:
         """End a transaction; with ``dryRun`` only report which messages it would remove and which it would release.
 
-        With ``Prefer: return=representation`` the change reports them too. It is not the default: programs abort their
-        own transactions all the time, and counting asks every topic involved.
+        With ``Prefer: return=representation`` the change itself reports them too. That is not the default, since
+        programs abort their own transactions all the time, and counting asks every topic involved.
         """
         parameters = request.parameters("longs", "dryRun")
         as_number, dry_run = longs(parameters), flag(parameters, "dryRun")
@@ -315,8 +317,8 @@ class TransactionRoutes:
         """Return the daemon's own service.
 
         Raises:
-          NoOwner: another instance runs it. TransactionsUnavailable: there is none; the error names the service that
-          decides.
+          NoOwner: another instance runs it.
+          TransactionsUnavailable: the daemon has none; the error names the service that decides transactions.
         """
         embedded = self.authority.embedded
         if embedded is not None:
@@ -325,7 +327,7 @@ class TransactionRoutes:
             raise service_moved()
         if self.config.service == "tephra":
             where = self.config.tephra
-            raise TransactionsUnavailable("a Tephra decides here", hint=f"begin and end transactions at {where}")
+            raise TransactionsUnavailable("transactions are decided by Tephra", hint=f"begin and end them at {where}")
         raise TransactionsUnavailable(
             "this daemon has no transaction service", hint='set transactions.service to "embedded"'
         )
@@ -397,7 +399,7 @@ def parse_transaction_id(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS and 0 < int(text) < 1 << 63:
         return int(text)
     raise InvalidParameter(
-        f"{text[:80]!r} is not a transaction id", hint="ids are numbers above 0, as begin returned them"
+        f"{text[:80]!r} is not a transaction id", hint="use the id that begin returned: a number above 0"
     )
 
 
@@ -453,7 +455,7 @@ def _becomes(status: TransactionStatus, wanted: State) -> State:
     """Return the state of a transaction after an abort or an invalidation.
 
     Raises:
-      TransactionNotFound, TransactionNotInProgress: as the change itself.
+      TransactionNotFound, TransactionNotInProgress: for the same reasons as the change itself.
     """
     if status.state == "unknown":
         raise TransactionNotFound(f"transaction {status.transaction_id} is not known")
@@ -464,7 +466,7 @@ def _becomes(status: TransactionStatus, wanted: State) -> State:
 
 
 def _released(undecided: Sequence[PointerView], mine: Sequence[PointerView]) -> int:
-    """Return how many messages of others committed readers could read once these pointers are decided."""
+    """Return how many other messages become readable to committed readers once these pointers are decided."""
     holders = [each for each in undecided if each.hidden and not each.rolled_back]
     hidden = max((each.hidden for each in holders), default=0)
     others = max((each.hidden for each in holders if each not in mine), default=0)

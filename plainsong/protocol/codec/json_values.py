@@ -80,7 +80,7 @@ def as_object(value: Any) -> dict[str, Any]:
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a body that is one JSON value. Raises as ``parse_object`` does."""
+    """Parse a body that is one JSON value. Raises the same as ``parse_object``."""
     if len(body) > MAX_VALUES and _structure(body) > MAX_VALUES and _values(body) > MAX_VALUES:
         raise RequestTooLarge(f"more than {MAX_VALUES} values", hint="send less at a time")
     text = _decoded(body)

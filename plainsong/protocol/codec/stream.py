@@ -114,7 +114,7 @@ class RequestReader:
         return found
 
     def _read(self, message: bytes, unpacker: Any) -> tuple[list[Part], MalformedBody | None] | None:
-        """As ``read``; None: a map has more than one key, or msgpack is invalid, while only maps of one key are read."""
+        """Like ``read``; None if only maps of one key are read, and a map has more, or msgpack is invalid."""
         parts: list[Part] = []
         numbers: list[int] = []
         payloads: list[bytes] = []

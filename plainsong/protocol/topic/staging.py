@@ -288,7 +288,7 @@ def _check_topic(state: TopicState, request: PublishRequest) -> Metadata:
 def _deduplicate(
     state: TopicState, step: Step, known: Pending | None, request: PublishRequest
 ) -> DeduplicationVerdict | None:
-    """Return the verdict on a staged store; None if it has no sequence ids. Raises as ``store_staged``."""
+    """Return the verdict on a staged store; None if it has no sequence ids. Raises the same as ``store_staged``."""
     if request.sequence_ids is None:
         if state.producers.enabled:
             session_of(state, step, request)

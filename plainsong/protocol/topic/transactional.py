@@ -239,7 +239,7 @@ def store_under(state: TopicState, step: Step, ask: StoreUnder, now: Now) -> Non
 def answer_duplicate(state: TopicState, metadata: Metadata, dedup: DeduplicationVerdict) -> PublishResponse:
     """Return the answer to a publish without new messages: the original one, if it is remembered.
 
-    Raises as ``admit_pointer``, unless the transaction is committed; and SequenceConsumed when nothing is published
+    Raises as ``admit_pointer`` does, unless the transaction is committed; SequenceConsumed when nothing is published
     under the pointer.
     """
     pointer = dedup.pointer

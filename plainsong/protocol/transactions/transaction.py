@@ -62,7 +62,7 @@ def issued_ms(pointer: int) -> int:
 
 # --- authorities -----------------------------------------------------------------------------------
 #
-# A topic's interface to the decisions on transactions: of the daemon's own service, a Tephra, or nothing.
+# A topic's interface to the decisions on transactions: of the daemon's own service, a Tephra service, or nothing.
 
 
 #: The standing of a pointer. ``committed`` and ``aborted`` are durable, so that a topic may forget the pointer.

@@ -86,7 +86,7 @@ class Verification:
         return Findings(counts, examples, broken)
 
     def run_alone(self) -> Findings:
-        """Compare files with the table's records. Raises as ``run``."""
+        """Compare files with the table's records. Raises the same as ``run``."""
         return Findings({}, {}, self._checked()[1])
 
     def _checked(self) -> tuple[list[TableFile], dict[str, str]]:

@@ -72,7 +72,7 @@ class ArchiveSource(Source):
     log: Log
 
     def rows(self, spark: SparkSession, start: str, end: str) -> DataFrame:
-        """As ``Source``: compacted days have the same rows."""
+        """See ``Source``: compacted days have the same rows."""
         bounds = layout.Range(bytes.fromhex(start or FIRST_ID), bytes.fromhex(end or LAST_ID))
         return reading.rows_of(spark, self._table(), bounds, self.log.generation)
 
@@ -95,7 +95,7 @@ class ParquetSource(Source):
     path: str
 
     def rows(self, spark: SparkSession, start: str, end: str) -> DataFrame:
-        """As ``Source``. Raises CommandFailed: a column is missing, or cannot order rows."""
+        """See ``Source``. Raises CommandFailed: a column is missing, or cannot order rows."""
         rows = spark.read.option("mergeSchema", True).parquet(self.path)  # a column may be in some of the files only
         if "payload" not in rows.columns or self.key not in rows.columns:
             missing = "payload" if "payload" not in rows.columns else self.key
@@ -107,7 +107,7 @@ class ParquetSource(Source):
         return rows.where(sf.col(self.key) < _value(end, kind)) if end else rows
 
     def as_read(self, spark: SparkSession) -> dict[str, str]:
-        """As ``Source``: hashes of the files' names, sizes and times, and of names and sizes, which copies keep."""
+        """See ``Source``: hashes of the files' names, sizes and times, and of names and sizes, which copies keep."""
         columns = [f"_metadata.{each}" for each in ("file_name", "file_size", "file_modification_time")]
         files = spark.read.parquet(self.path).select(*columns).distinct().collect()
         return {"files": _hash_of(map(str, files)), "names": _hash_of(f"{file[0]} {file[1]}" for file in files)}

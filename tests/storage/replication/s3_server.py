@@ -37,7 +37,7 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def s3_process(folder: Path) -> Iterator[tuple[dict[str, str], subprocess.Popen[bytes]]]:
-    """As ``s3_server``; yield the process too, for tests that freeze it."""
+    """Like ``s3_server``, but yield the process too, for tests that freeze it."""
     program = s3_program()
     if program is None:
         pytest.skip(
