@@ -165,7 +165,7 @@ async def close_pointers(
 ) -> set[TopicName]:
     """Have these topics close pointers; return the topics that did not in time.
 
-    The transaction must be frozen, so that no topic is enlisted any more. In the other topics the messages under these
+    The transaction must be frozen, so that no more topics are enlisted. In the other topics the messages under these
     pointers are durable, and no more are written. Gives up once no topic has answered for ``patience_s``. Never raises.
     """
     wanted, what = set(topics), ClosePointers(pointers)

@@ -60,7 +60,7 @@ async def load_topic(
       epoch: the owner's epoch (``Claim.epoch``).
     Raises:
       StoreError: the store cannot be read.
-      DamagedRow: the metadata row cannot be decoded, or the row about the topic's producers.
+      DamagedRow: the metadata row, or the row about the topic's producers, cannot be decoded.
     """
     state = TopicState(name, limits, authority=NoAuthority() if authority is None else authority, epoch=epoch)
     value = await store.get(Table.METADATA, metadata_key(name))
@@ -210,7 +210,7 @@ async def _load_readers(state: TopicState, generation: int, store: Store) -> Non
 
 
 async def load_producers(state: TopicState, generation: int, store: Store) -> None:
-    """Load the topic's producers, as of the high-water mark; replay the messages since then afterwards.
+    """Load the topic's producers as of the high-water mark. The caller then replays the messages since the mark.
 
     Raises:
       StoreError: the store cannot be read.

@@ -249,7 +249,7 @@ async def producer_of(
     if value is None:
         raise ProducerExpired(
             f"generation {generation} of topic {name} has been removed or never existed: its producers are not known",
-            hint="the outcome of its last messages is not known any more",
+            hint="the outcome of its last messages is no longer known",
         )
     row = await store.get(Table.METADATA, system_key(PRODUCER, name, generation, producer.encode()))
     if row is None:

@@ -101,7 +101,7 @@ class StandbyStatus:
 
 
 class _BuildAgain(Exception):
-    """The log does not continue the directory any more."""
+    """The log no longer continues the directory."""
 
 
 class Standby:

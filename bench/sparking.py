@@ -40,9 +40,9 @@ alone; both compared with the same rows from Parquet, and with *read, Kafka*, al
 Spark's own connector. *write*: rows that Spark generates into a topic, durable and visible when it ends, compared with
 the same rows into the null sink, into Parquet, and with *write, Kafka*, into a Kafka that syncs what it acknowledges;
 *write, Kafka, not synced* is the same at Kafka's default. *archive*: ``plainsong pipeline run archive`` as a process,
-into a Delta table, without its start (the difference to a topic of a fifth of the rows), compared with Spark's own copy
-of the same rows from Parquet to Parquet. *micro-batch*: milliseconds of one of 5000 rows, compared with the rate
-source's. *visible*: milliseconds from the end of a publish until ``foreachBatch`` has the row."""
+into a Delta table, without its start-up (the time for a fifth of the rows is subtracted), compared with Spark's own
+copy of the same rows from Parquet to Parquet. *micro-batch*: milliseconds per batch of 5000 rows, compared with the
+rate source. *visible*: milliseconds from the end of a publish until ``foreachBatch`` has the row."""
 #: A round takes seconds, so three are enough.
 ROUNDS = 3
 BATCH_ROWS = 5_000
@@ -74,7 +74,7 @@ def measure_spark(profile: Profile, scratch: Path, say: Callable[[str], None]) -
 
 
 def _kafka(profile: Profile, scratch: Path, ending: ExitStack, say: Callable[[str], None]) -> _Kafka | None:
-    """Start a Kafka until ``ending`` ends; None if it or Spark's connector is not available, which ``say`` reports."""
+    """Start Kafka, and stop it with ``ending``. None if it or Spark's connector is unavailable; ``say`` reports why."""
     if not profile.fetches and not are_fetched("kafka", "spark"):
         say("spark: without Kafka, since a quick run fetches nothing")
         return None
@@ -106,12 +106,12 @@ class _Kafka:
         self._topics = 0
 
     def works(self, spark: SparkSession, say: Callable[[str], None]) -> bool:
-        """Write a row and read it; False if the connector does not fit this Spark, which ``say`` reports."""
+        """Write a row and read it back. False if the connector does not fit this Spark; ``say`` reports why."""
         topic = self.new_topic()
         try:
             self.write(spark.range(1).selectExpr("CAST('x' AS BINARY) AS payload"), topic)
             found = self.read(spark, topic, 1).count()
-        except Exception as error:  # noqa: BLE001 - of the JVM, whatever does not fit
+        except Exception as error:  # noqa: BLE001 - the JVM's error depends on what does not fit
             say(f"spark: without Kafka: its connector does not work in Spark {spark.version}: {str(error)[:300]}")
             return False
         if found != 1:
@@ -188,7 +188,7 @@ class _Bench:
         return found
 
     def _sides_of_kafka(self, made: DataFrame, partitions: int) -> dict[str, Callable[[], None]]:
-        """Return reading and writing the same rows with Kafka; nothing if there is none."""
+        """Return the calls that read and write the same rows with Kafka; none without Kafka."""
         kafka = self._kafka
         if kafka is None:
             return {}
@@ -279,7 +279,7 @@ class _Bench:
                     client.publish(topic, b"here")
                     begun_s = time.perf_counter()
                     if not seen.wait(60):
-                        raise TimeoutError("a row did not come")
+                        raise TimeoutError("a row did not arrive")
                     found.append((time.perf_counter() - begun_s) * 1000)
             finally:
                 query.stop()
@@ -319,7 +319,7 @@ class _Bench:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return time.perf_counter() - begun_s
 
-    # --- what all use ---
+    # --- shared by all ---
 
     def _client(self) -> Client:
         return Client(self._url, namespace=bodies.NAMESPACE)

@@ -21,7 +21,7 @@ LOCK = ROOT / "requirements-audit.lock"
 
 
 def main() -> int:
-    """Audit every lock file; the exit status."""
+    """Audit every lock file, and return the exit status."""
     program = _installed()
     if program is None:
         print("NOT AUDITED: pip-audit could not be installed; see the lines above", file=sys.stderr)
@@ -29,7 +29,7 @@ def main() -> int:
     status = 0
     for lock in sorted(ROOT.glob("requirements*.lock")):
         command = [program, "-r", lock, "--disable-pip", "--require-hashes", "-f", "json", "--progress-spinner", "off"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own words
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
         try:
             dependencies = json.loads(done.stdout)["dependencies"]
         except (ValueError, KeyError):
@@ -48,19 +48,17 @@ def judged(lock: str, dependencies: list[dict[str, Any]]) -> tuple[list[str], bo
     """Return the report on one lock file, and True if a vulnerability is known.
 
     Args:
-      dependencies: pip-audit's own: each with ``name`` and ``version`` and ``vulns``, or with a ``skip_reason``.
+      dependencies: as pip-audit lists them: each with ``name``, ``version`` and ``vulns``, or with a ``skip_reason``.
     """
     skipped = [each for each in dependencies if "skip_reason" in each]
     lines = []
     for each in dependencies:
         for known in each.get("vulns", ()):
-            mended = ", ".join(known.get("fix_versions", ())) or "no version yet"
-            lines.append(f"VULNERABLE: {lock}: {each['name']} {each['version']}: {known['id']}, mended in {mended}")
+            fixed = ", ".join(known.get("fix_versions", ())) or "no version yet"
+            lines.append(f"VULNERABLE: {lock}: {each['name']} {each['version']}: {known['id']}, fixed in {fixed}")
     is_vulnerable = bool(lines)
     if skipped and len(skipped) == len(dependencies):
-        lines.append(
-            f"NOT AUDITED: {lock}: none of its {len(skipped)} dependencies is known to the database that was asked"
-        )
+        lines.append(f"NOT AUDITED: {lock}: none of its {len(skipped)} dependencies is in the database")
     elif skipped:
         lines.append(f"NOT AUDITED: {lock}: {', '.join(each['name'] for each in skipped)}")
     if not lines:
@@ -69,13 +67,13 @@ def judged(lock: str, dependencies: list[dict[str, Any]]) -> tuple[list[str], bo
 
 
 def _installed() -> Path | None:
-    """pip-audit as the lock file has it; None: it could not be installed."""
+    """Install pip-audit as the lock file pins it, unless it is installed; None if that failed."""
     program, stamp = PLACE / "bin/pip-audit", PLACE / "installed.lock"
     if program.exists() and stamp.exists() and stamp.read_bytes() == LOCK.read_bytes():
         return program
     venv.create(PLACE, with_pip=True, clear=True)
     command = [PLACE / "bin/python", "-m", "pip", "install", "--quiet", "--require-hashes", "-r", LOCK]
-    if subprocess.run(command, check=False).returncode:  # noqa: S603 - our own words
+    if subprocess.run(command, check=False).returncode:  # noqa: S603 - fixed words
         return None
     stamp.write_bytes(LOCK.read_bytes())
     return program

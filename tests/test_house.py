@@ -176,13 +176,11 @@ def test_the_audit_names_what_is_vulnerable_and_what_it_could_not_look_up():
     lines, is_vulnerable = judged("a.lock", [well, ill, unknown])
     assert is_vulnerable
     assert lines == [
-        "VULNERABLE: a.lock: lib 2.0: PYSEC-1, mended in 2.1, 3.0",
-        "VULNERABLE: a.lock: lib 2.0: PYSEC-2, mended in no version yet",
+        "VULNERABLE: a.lock: lib 2.0: PYSEC-1, fixed in 2.1, 3.0",
+        "VULNERABLE: a.lock: lib 2.0: PYSEC-2, fixed in no version yet",
         "NOT AUDITED: a.lock: ours",
     ]
-    assert judged("a.lock", [unknown])[0] == [
-        "NOT AUDITED: a.lock: none of its 1 dependencies is known to the database that was asked"
-    ]
+    assert judged("a.lock", [unknown])[0] == ["NOT AUDITED: a.lock: none of its 1 dependencies is in the database"]
 
 
 def test_no_file_names_a_path_of_the_machine_it_was_written_on():

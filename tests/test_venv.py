@@ -75,7 +75,7 @@ def test_a_directory_that_is_not_an_environment_is_left_alone(tree):
     assert (tree / ".venv/mine").exists()
 
 
-def test_what_is_installed_already_is_not_installed_again_until_a_lock_changes(tree):
+def test_installed_packages_are_not_installed_again_until_a_lock_changes(tree):
     (tree / ".venv/bin").mkdir(parents=True)
     for name in ("python", "plainsong"):
         (tree / ".venv/bin" / name).symlink_to("/bin/true")

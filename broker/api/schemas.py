@@ -1,4 +1,4 @@
-"""JSON schemas of requests, and families of error codes that routes share. ``shapes`` derives those of answers."""
+"""JSON schemas of requests, and error codes that routes share. ``shapes`` derives the schemas of answers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def nullable(schema: Schema) -> Schema:
 
 
 def record(required: str = "", /, **fields: Schema) -> Schema:
-    """Describe an object of exactly these fields; ``required`` lists names separated by spaces."""
+    """Describe an object with exactly these fields; ``required`` lists names, separated by spaces."""
     made: Schema = {"type": "object", "properties": fields, "additionalProperties": False}
     return {**made, "required": required.split()} if required else made
 

@@ -354,7 +354,7 @@ refusals = _Refusals()
 
 
 class _Broken(Exception):
-    """The connection cannot be used any more."""
+    """The connection is no longer usable."""
 
 
 def _first(group: BaseExceptionGroup[_Broken]) -> BaseException:

@@ -1,6 +1,6 @@
 """Tokens of an OpenID provider: JSON Web Tokens, verified with the keys that the provider publishes.
 
-Nothing in a token determines where keys are fetched: ``jku``, ``x5u``, ``jwk`` and ``x5c`` are ignored. A token is
+Nothing in a token determines where keys are fetched from: ``jku``, ``x5u``, ``jwk`` and ``x5c`` are ignored. A token is
 verified once, in a thread, then accepted by its hash until it expires or its key leaves the set. While the provider is
 unreachable the last keys are used for a limited time. After that its tokens get 503, because they can be neither
 accepted nor refused.
@@ -49,7 +49,7 @@ MAX_KEYS = 100
 MAX_KNOWN = 10_000
 MAX_GROUPS = 200
 FETCH_TIMEOUT_S = 5.0
-#: Pause between attempts until keys were fetched once.
+#: Pause between attempts until keys have been fetched for the first time.
 RETRY_S = 5.0
 #: A token with an unknown key triggers a fetch at most this often, for all clients together.
 REFETCH_S = 30.0
@@ -183,7 +183,7 @@ class OidcProvider:
             if self._url is not None:
                 await trio.sleep(self._config.refresh_s if self._keys else min(RETRY_S, self._config.refresh_s))
                 continue
-            with trio.move_on_after(self._config.refresh_s):  # a file is checked each second
+            with trio.move_on_after(self._config.refresh_s):  # a file is checked every second
                 while await self._stands():  # noqa: ASYNC110 - a file sends no notification
                     await trio.sleep(1.0)
 
@@ -218,14 +218,14 @@ class OidcProvider:
     async def _fetched(self) -> bytes:
         if self._url is None:
             path = Path(self._config.jwks)
-            self._stamp = await in_thread(stamp_of, path, max_wait_s=inf)  # of a file that cannot be read
+            self._stamp = await in_thread(stamp_of, path, max_wait_s=inf)  # set even if reading fails
             data, self._stamp = await in_thread(read_guarded, path, MAX_JWKS_BYTES, max_wait_s=inf)
             return data
         with trio.fail_after(FETCH_TIMEOUT_S):
             return await in_thread(_get, self._url, abandon_on_cancel=True, max_wait_s=inf)
 
     async def _stands(self) -> bool:
-        """True if the file of keys has not changed since it was read."""
+        """True if the key file has not changed since it was read."""
         return await in_thread(stamp_of, Path(self._config.jwks), max_wait_s=inf) == self._stamp
 
     # --- tokens -----------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class OidcProvider:
     def problem_of(self, who: Identity) -> PlainsongError | None:
         """Return the error that an admitted client would get now; None if its key is in the set and the set is fresh.
 
-        The key's id is not enough for this, since a provider may replace a key without changing it.
+        The key's id is not enough for this, since a provider may replace a key without changing its id.
         """
         if self.is_stale:
             return _no_keys()
@@ -377,7 +377,7 @@ def _is_time(value: object) -> TypeGuard[float]:
 
 
 def _confirm(confirmation: Any, peer: Peer) -> None:
-    """Check that a token bound to a certificate is used on its connection (RFC 8705, section 3.1)."""
+    """Check that a certificate-bound token is used on a connection with its certificate (RFC 8705, section 3.1)."""
     wanted = confirmation.get("x5t#S256") if isinstance(confirmation, dict) else None
     shown = b"" if peer.certificate is None else urlsafe_b64encode(sha256(peer.certificate).digest()).rstrip(b"=")
     if not isinstance(wanted, str) or not shown or wanted.encode() != shown:

@@ -72,12 +72,12 @@ class Places:
             starting = False
 
     def table(self, name: str, at: int) -> Place:
-        """Return the position of the header of the table ``name``, the ``at``-th from 0."""
+        """Return the position of the header of the table ``name``; of several, the ``at``-th, counted from 0."""
         found = self._found(name, at)
         return Place(1, 1) if found is None else found[1]
 
     def of(self, table: str, at: int, key: str, value: str | None = None) -> Place:
-        """Return the position of ``value`` of ``key``; of the key without one; else of the table."""
+        """Return the position of ``value`` under ``key``, or of the key if it has no such value, or of the table."""
         found = self._found(table, at)
         if found is None:
             return Place(1, 1)

@@ -332,7 +332,7 @@ class ProducerExpired(Gone):
 
 
 class AsOfTooOld(Gone):
-    """A read as of a moment before which it is not known any more what had been committed."""
+    """A read as of a moment so long ago that it is no longer known what had been committed by then."""
 
     code = "as_of_too_old"
     title = "What was committed by then is no longer known"

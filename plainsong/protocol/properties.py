@@ -148,5 +148,5 @@ def shown_value(value: object) -> str:
     if isinstance(value, list):
         return "an array"
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
-        return "a number of very many digits"
+        return "a number with too many digits"
     return repr(str(value)[:80])

@@ -266,7 +266,7 @@ class Terms:
     is_kept: bool
     """True if the primary acknowledges nothing without a valid lease already: only then may the lease say so."""
     gone: frozenset[Registration] = frozenset()
-    """Registrations that have not changed for a time: their standbys do not exist any more."""
+    """Registrations that have not changed for a time: their standbys no longer exist."""
 
     def applied(self, lease: Lease) -> Lease:
         """Return a lease with these terms."""

@@ -191,7 +191,7 @@ async def test_a_deleted_topic_is_included_and_shows_nothing_after_its_undelete(
         assert await it.read(NAME, it.service.view()) == ([], None)
 
 
-async def test_what_was_stored_under_an_invalid_pointer_never_shows(autojump_clock):
+async def test_messages_stored_under_an_invalid_pointer_are_never_visible(autojump_clock):
     async with daemon(a_disk(), OneClock()) as it:
         await it.harness.create()
         pointer = (await it.service.begin()).transaction.write_pointer

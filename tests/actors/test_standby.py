@@ -240,7 +240,7 @@ async def test_nothing_after_a_missing_segment_is_applied_until_that_one_is_ther
     assert await rows_in(tmp_path / "second") == wanted
 
 
-async def test_what_is_stored_after_the_seal_of_an_epoch_is_never_applied_though_it_is_read_ahead(tmp_path):
+async def test_segments_after_the_seal_of_an_epoch_are_never_applied_even_if_they_are_read_ahead(tmp_path):
     objects = WatchedObjects()
     async with primary(tmp_path / "data", objects) as running:
         await until(lambda: running.copy.record.base is not None)

@@ -55,7 +55,7 @@ async def is_served(listener, client, poll):
     ],
     ids=["path", "space", "no-slash", "method", "connect", "protocol", "no-path", "lower-case", "authority"],
 )
-async def test_a_malformed_request_is_refused_alone_in_one_counted_line(caplog, request_of):
+async def test_malformed_requests_end_no_other_stream_and_are_counted_in_one_line(caplog, request_of):
     caplog.set_level(logging.WARNING)
     async with running() as listener, http2(listener) as client:
         poll = await parked(listener, client)
@@ -83,7 +83,7 @@ async def test_a_malformed_request_is_refused_alone_in_one_counted_line(caplog, 
         (b"", b"1"),
     ],
 )
-async def test_a_request_with_a_header_that_is_not_allowed_is_refused_alone(header):
+async def test_a_request_with_a_forbidden_header_is_refused_and_ends_no_other_stream(header):
     async with running() as listener, http2(listener) as client:
         poll = await parked(listener, client)
         refused = await client.answer(await client.ask(b"GET", STORE, b"", header))
@@ -91,7 +91,7 @@ async def test_a_request_with_a_header_that_is_not_allowed_is_refused_alone(head
         await is_served(listener, client, poll)
 
 
-async def test_data_of_a_stream_that_was_answered_ends_no_other_stream(mock_clock):
+async def test_data_for_an_answered_stream_ends_no_other_stream(mock_clock):
     async with running(max_body_bytes=10) as listener, http2(listener) as client:
         poll = await parked(listener, client)
         refused = await client.ask(b"POST", STORE, None, (b"content-length", b"100000"))
@@ -113,7 +113,7 @@ async def test_two_lengths_are_refused_as_malformed():
 
 
 @pytest.mark.parametrize("lengths", [[b"4"], [b"6"], [b"5", b"6"], [b"x"]], ids=["less", "more", "two", "none"])
-async def test_a_body_that_contradicts_its_length_is_refused_alone(lengths):
+async def test_a_body_that_contradicts_its_length_is_refused_and_ends_no_other_stream(lengths):
     async with running() as listener, http2(listener) as client:
         poll = await parked(listener, client)
         sent = [(b"content-length", length) for length in lengths]
@@ -122,13 +122,13 @@ async def test_a_body_that_contradicts_its_length_is_refused_alone(lengths):
         await is_served(listener, client, poll)
 
 
-async def test_websockets_over_http_2_are_not_announced():
+async def test_websockets_over_http_2_are_not_advertised():
     """Browsers would then open WebSockets over HTTP/2, and the daemon would refuse them."""
     async with running() as listener, http2(listener) as client:
         assert client.h2.remote_settings.get(SettingCodes.ENABLE_CONNECT_PROTOCOL, 0) == 0
 
 
-async def test_an_upload_does_not_wait_for_a_window_each_64_kib():
+async def test_an_upload_does_not_wait_for_a_window_update_every_64_kib():
     async with running() as listener, http2(listener) as client:
         stream_id = await client.ask(b"POST", STORE, None)
         await client.until(lambda: client.h2.local_flow_control_window(stream_id) >= 1 << 20)

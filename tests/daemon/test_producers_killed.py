@@ -22,7 +22,7 @@ def open_session(address):
     return ask(address, "PUT", topic_path("t", "/producers/p")).json()
 
 
-def test_what_was_acknowledged_before_a_kill_is_a_duplicate_after_it(daemon):
+def test_messages_acknowledged_before_a_kill_are_duplicates_after_it(daemon):
     running = daemon()
     create(running.address, "t")
     first = send(running.address, [0, 1, 2])

@@ -78,7 +78,7 @@ def values(client, topic="orders"):
     return [message.value for message in client.read(topic)]
 
 
-def test_what_counted_before_a_kill_is_restored_after_the_directory_is_gone(tmp_path, place):
+def test_commits_that_counted_before_a_kill_are_restored_after_the_directory_is_gone(tmp_path, place):
     with a_daemon(tmp_path, place) as daemon, Client(url_of(daemon)) as client:
         made = fill(client)
         wait_until_all_counts(daemon)
@@ -136,7 +136,7 @@ def test_a_restore_to_an_earlier_commit_leaves_out_later_ones(tmp_path, place):
         assert values(client) == [b"wanted"]
 
 
-def test_a_stopped_daemon_continues_its_copy_and_everything_is_in_it(tmp_path, place):
+def test_a_restarted_daemon_continues_its_copy_without_a_gap(tmp_path, place):
     for turn in range(2):
         with a_daemon(tmp_path, place) as daemon, Client(url_of(daemon)) as client:
             if not turn:

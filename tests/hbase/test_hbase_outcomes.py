@@ -35,7 +35,7 @@ def asked_twice(store, other, *, lands: bool) -> None:
     store._pool.call_counting = twice
 
 
-async def test_an_owner_that_finds_another_head_knows_that_its_commit_did_not_happen(store, others):
+async def test_an_owner_that_finds_another_head_reports_that_its_commit_did_not_happen(store, others):
     claim = await store.claim(NAME)
     await others[0].claim(NAME)
     with pytest.raises(Deposed) as caught:

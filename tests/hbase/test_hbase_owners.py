@@ -103,7 +103,7 @@ async def test_metadata_of_a_replaced_owner_does_not_change_acknowledged_rows(st
         assert await each.get(METADATA, POINTER_KEY) == b"after"
 
 
-async def test_an_owner_that_meets_rows_of_a_later_one_learns_that_it_was_replaced(store, others):
+async def test_an_owner_that_meets_rows_of_a_later_owner_reports_that_it_was_replaced(store, others):
     claim = await store.claim(NAME)
     later = await others[0].claim(NAME)
     await others[0].write([put_one(METADATA, KEY, b"later")], claim=later)

@@ -74,7 +74,7 @@ def test_a_cell_that_no_head_decides_about_has_its_epoch_and_its_value(epoch, va
     assert value_in(None) is None
 
 
-def test_what_cannot_be_read_is_damaged_and_not_absent():
+def test_unreadable_data_is_reported_as_damaged_and_not_as_absent():
     for read in (
         lambda: Head.decode(b"\x02" + bytes(32), {}),
         lambda: Head.decode(b"", {}),

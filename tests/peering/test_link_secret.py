@@ -62,7 +62,7 @@ async def met(connector: LinkSecret | None, acceptor: LinkSecret | None) -> tupl
     return called, why
 
 
-async def test_a_peer_that_knows_the_secret_may_call(autojump_clock):
+async def test_a_peer_with_the_secret_may_call(autojump_clock):
     assert (await met(A, B))[0] == [1]
     assert (await met(None, None))[0] == [1]
 
@@ -140,7 +140,7 @@ async def exchanged(connector: LinkSecret, acceptor: LinkSecret, change, binding
     return found
 
 
-async def test_each_side_learns_the_name_of_the_other(autojump_clock):
+async def test_each_side_gets_the_name_of_the_other(autojump_clock):
     assert await exchanged(A, B, lambda data: data) == ["b", "a"]
 
 

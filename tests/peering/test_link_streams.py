@@ -252,7 +252,7 @@ async def test_an_error_in_a_conversation_follows_the_messages_before_it():
             await channel.send(b"x")
 
 
-async def test_a_conversation_learns_that_its_link_broke():
+async def test_a_conversation_gets_an_error_when_its_link_breaks():
     async with linked(talk) as pair, await pair.link.converse("talk", None) as channel:
         await pair.theirs.aclose()
         with pytest.raises(LinkBroken):

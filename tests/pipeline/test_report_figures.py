@@ -1,4 +1,4 @@
-"""Each figure of a report is what straightforward Python makes of the same messages."""
+"""Each figure of a report equals what straightforward Python computes from the same messages."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_throughput_has_every_message_of_the_range_in_its_step_and_steps_without
     assert collected(found) == reported.rates(rows, TOPICS, grid)
 
 
-def test_messages_that_were_stored_first_waited_until_their_publish(spark, history):
+def test_stored_messages_wait_until_they_are_published(spark, history):
     grid = Grid(START_MS, START_MS + 10**6, 1_000)
     rows, _ = history
     for row in stored_for(frame(spark, rows), grid).collect():
@@ -79,7 +79,7 @@ def test_messages_that_were_stored_first_waited_until_their_publish(spark, histo
 
 
 @pytest.mark.parametrize("doubt", [False, True])
-def test_a_message_waited_for_all_transactions_up_to_it_like_a_reader_that_walks_the_topic(spark, history, doubt):
+def test_a_message_waits_for_every_transaction_that_blocks_a_reader_at_or_before_it(spark, history, doubt):
     rows, decisions = history
     if not doubt:
         decisions = [each._replace(decided_ms=each.begun_ms + 800) for each in decisions if each.state != "unknown"]

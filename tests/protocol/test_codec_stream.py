@@ -61,7 +61,7 @@ TTL = "ttlSeconds", msgpack.packb(5)
 @pytest.mark.parametrize(
     "before", [b"", stream.encode_single(1, b"x"), stream.encode_request(1, PublishRequest([b"x"], ttl_s=5))]
 )
-def test_a_key_that_is_there_twice_is_refused_and_what_stood_before_it_is_read(fields, before):
+def test_a_duplicate_key_is_refused_and_the_parts_before_it_are_read(fields, before):
     parts, fault = read(before + b"\x92\x07" + fields)
     assert fault.detail == "a key of a map occurs twice"
     assert flat(parts) == ([(1, [b"x"])] if before else [])

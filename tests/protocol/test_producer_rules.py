@@ -425,7 +425,7 @@ def test_opening_returns_recent_requests():
     assert result.response is None
 
 
-def test_e35_e37_an_idle_producer_is_forgotten_and_its_session_learns_it():
+def test_e35_e37_an_idle_producer_is_forgotten_and_its_session_gets_an_error():
     topic = Topic(producer_retention_ms=7 * DAY_MS)
     topic.open()
     topic.publish([0], producer_epoch=1)
@@ -656,7 +656,7 @@ def test_e33_switching_off_forgets_everything_and_switching_on_records_from_wher
     assert topic.payloads() == ["p0", "p1", "p1", "p0", "p1"]
 
 
-def test_without_deduplication_each_answer_under_a_pointer_says_so():
+def test_without_deduplication_answers_under_a_pointer_report_no_duplicate():
     topic = Topic(TopicProperties(deduplication="disabled"))
     topic.store_under(POINTER, None, None, ["a"])
     first, again = (topic.publish_under(POINTER, [], "p", []) for _ in range(2))

@@ -138,5 +138,5 @@ def test_an_invalid_state_is_refused(packed):
         ReplicaUpdate.unpack(msgpack.packb(packed))
 
 
-def test_an_empty_replica_says_so():
+def test_an_empty_replica_has_an_unknown_version():
     assert ReplicaState().version == UNKNOWN_VERSION

@@ -18,7 +18,7 @@ def message_id(at_s: float) -> bytes:
 
 
 def look(at_s: float, *published_s: float, ahead_s: float = 0.0) -> Look:
-    """Return a page of messages named by their publish times; ``ahead_s``: of some clock."""
+    """Return a page of messages named by their publish times; some clock is ``ahead_s`` ahead."""
     messages = tuple((message_id(each), b"%d" % int(each * 10)) for each in published_s)
     poll = Poll("reader", "a", "brief", False, at_s, at_s, messages, FIRST_BOUND, None)
     now_ms = BEGAN_MS + int(at_s * 1000)
@@ -40,7 +40,7 @@ def notes(*looks: Look, sent_s: tuple[float, ...] = (0.0, 0.5), **more: object) 
         notes(look(0.6, 0.0, 0.5), look(1.0, 0.5, ahead_s=5.0)),
         notes(look(0.9, 0.0, 0.5), look(1.2, 0.5), look(1.7), own_s=1),
     ],
-    ids=["in time", "a clock that is ahead", "lives of their own"],
+    ids=["in time", "a clock that is ahead", "times to live of their own"],
 )
 def test_messages_may_expire_in_time(right):
     assert not judged(right)
@@ -134,7 +134,7 @@ def a_history() -> History:
 
 
 def seen(at_s: float, topic: str, *places: int, whole: bool = True) -> moments.Look:
-    """Return a read of these messages of the log."""
+    """Return a read that shows the messages at these places of the log."""
     rows = [a_history().logs[topic][place] for place in places]
     shown = tuple((row_id, payload) for row_id, payload, _ in rows)
     return moments.Look(BEGAN_MS + int(at_s * 1000), topic, "a", shown, whole)

@@ -14,7 +14,7 @@ from tests.simulation import clocks, scheduling
 from tests.simulation.__main__ import noted
 from tests.simulation.world import AMONG_SEVERAL, CLIENTS, EVERYWHERE, KNOBS, plan_of, simulate
 
-#: Histories of an ordinary run, a quarter of a minute on one core; ``make torture`` and ``make simulate`` continue.
+#: Histories of an ordinary run, 15 seconds on one core; ``make torture`` and ``make simulate`` run more.
 COUNT = 200
 
 
@@ -51,19 +51,19 @@ def test_each_kind_of_client_fault_and_setting_is_in_many_histories():
         assert min(counts.values()) >= 10, counts
 
 
-def test_a_seed_is_the_same_history_in_every_process():
+def test_a_seed_gives_the_same_history_in_every_process():
     once, again = simulation("--seed", "7"), simulation("--seed", "7", hash_seed="random")
     assert once.stdout == again.stdout
     assert json.loads(once.stdout)["story"]
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.torture)])
-def test_histories_are_equal_to_the_last_answer_and_its_time(count):
+def test_repeated_histories_are_equal_down_to_the_last_answer_and_its_time(count):
     once, again = (simulation("--count", str(count), "--first", "100", "--digest") for _ in range(2))
     assert json.loads(once.stdout)["digest"] == json.loads(again.stdout)["digest"]
 
 
-def test_a_history_is_the_same_whether_rounds_for_a_single_task_are_left_out_or_made(monkeypatch):
+def test_skipping_rounds_for_a_single_task_does_not_change_a_history(monkeypatch):
     plans = [plan_of(seed) for seed in (1, 5, 19)]
     assert {plan.instances for plan in plans} == {1, 2, 3}
     left_out = [noted(simulate(plan)) for plan in plans]

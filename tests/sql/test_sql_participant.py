@@ -279,7 +279,7 @@ def test_a_rollback_finds_prepared_transactions_of_a_killed_database(
     assert look() == ([], [])
 
 
-def test_a_rollback_that_cannot_reach_the_database_says_so(
+def test_a_rollback_that_cannot_reach_the_database_returns_false(
     session: Session, participant: SqlParticipant, server: Postgres, look: Look
 ):
     participant.start_tx(begun())

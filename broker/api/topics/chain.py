@@ -65,7 +65,7 @@ class Chains:
         }
 
     async def entries(self, request: Request) -> Answer:
-        """Answer with the entries after one, oldest first, and the messages that they cover.
+        """Answer with the entries after a given one, oldest first, and the messages that they cover.
 
         Raises:
           TopicNotFound, NotFound (the topic has no chain), GenerationChanged, InvalidParameter, InvalidMessageId.

@@ -237,7 +237,7 @@ def _ahead(run: Run, topic: str, start: bytes) -> Extent:
 def compact(
     run: Run, topics: Sequence[str], root: str, *, compression: str, today: bool = False, keep_ms: int = 0
 ) -> None:
-    """Compact the tables of topics, and remove files that are not part of them any more.
+    """Compact the tables of topics, and remove files that are no longer part of them.
 
     Raises:
       CommandFailed: the archive lacks a topic, a file is damaged, or another process compacts the same day.

@@ -41,7 +41,7 @@ def refill(subject: Subject) -> int:
     """Archive the lost messages of the topic's generation again; return their number.
 
     Raises:
-      CommandFailed: the topic has not all of them any more; nothing was done.
+      CommandFailed: the topic no longer has all of them; nothing was done.
     """
     table = TopicTable.open(subject.files, subject.log.namespace, subject.topic)
     return 0 if table is None else sum(_refill_day(subject, table, day) for day in lost_days(table))
@@ -63,8 +63,8 @@ def _refill_day(subject: Subject, table: TopicTable, day: str) -> int:
     missing = recorded.rows - present.rows - found.rows
     if missing > 0 and not subject.choices.may_lose:
         raise CommandFailed(
-            f"{log.name}: the archive lacks {show_count(missing)} messages of {day} that it had, and the topic does not "
-            "have them any more",
+            f"{log.name}: the archive lacks {show_count(missing)} messages of {day} that it had, and the topic no "
+            "longer has them",
             hint="restore the table's files, or continue with the remaining messages: --may-lose",
             code=Exit.STORE,
         )

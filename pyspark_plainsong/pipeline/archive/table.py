@@ -276,7 +276,7 @@ class TopicTable:
         """Commit a batch: the files become part of the table, and the archive then ends at ``end``.
 
         Raises:
-          Conflict: the table's end is not ``start`` any more; nothing was committed.
+          Conflict: the table's end is no longer ``start``; nothing was committed.
         """
         number = self.batches(generation) + 1
         rows, size = sum(each.tally.rows for each in written), sum(each.payload_bytes for each in written)
@@ -375,7 +375,7 @@ class TopicTable:
         self.files.settle([f"{log}/{name}" for name in new])
 
 
-# --- what all use ----------------------------------------------------------------------------------
+# --- shared by all ---------------------------------------------------------------------------------
 
 
 def schema() -> Schema:

@@ -124,7 +124,7 @@ def prune(table: TopicTable, before: str) -> list[TableFile]:
     """Remove all days before a day from the table; return their files.
 
     Raises:
-      CommandFailed: another process changed them.
+      CommandFailed: another process changed the files.
     """
     while True:
         try:

@@ -28,13 +28,11 @@ if TYPE_CHECKING:
 
 #: The default time range.
 DEFAULT_RANGE_MS = 24 * 3600 * 1000
-
-
-# --- steps -----------------------------------------------------------------------------------------
-#
-# Collect facts about the topics, read their messages, compute every figure.
-#: Default bound on outcome requests to the daemon, which answers a few thousand a second.
+#: Default limit on outcome requests to the daemon, which answers a few thousand a second.
 MAX_POINTERS = 20_000
+
+
+# --- the command -------------------------------------------------------------------------------------
 
 
 @click.command(
@@ -85,7 +83,7 @@ def report(
     Everything is computed from the messages themselves and from the outcomes
     that the daemon's transaction service remembers; nothing is published or
     measured. With --archive, expired messages count too. Each figure comes with
-    its definition and with what is not known.
+    its definition, and the report says what is not known.
     """
     if offline and archive is None:
         raise click.UsageError("--offline needs --archive")
@@ -106,6 +104,9 @@ def report(
         _say(run, facts, grid)
         return
     _show(run, report_on(run, wanted, facts, grid), html)
+
+
+# --- steps: collect facts about the topics, read their messages, compute every figure -----------------
 
 
 def _moment(place: str | bytes | int | None, facts: list[TopicFacts]) -> int | None:
@@ -155,13 +156,13 @@ class ReportOptions:
     topics: tuple[str, ...] = ()
     """Names and patterns; none: all topics of the namespace."""
     archive: str | None = None
-    """The root of the archive; None: read the topics alone."""
+    """The root of the archive; None: read only the topics."""
     offline: bool = False
-    """Read the archive alone, and ask no daemon."""
+    """Read only the archive, and contact no daemon."""
     ttl_ms: int | None = None
     """The topics' time to live, for ``offline``."""
     parquet: str | None = None
-    """The folder for all tables; None: none."""
+    """The folder for all tables; None: write no tables."""
     max_pointers: int = MAX_POINTERS
 
 

@@ -38,7 +38,7 @@ TOPICS = [TopicName("ns", f"t{number}") for number in range(300)]
 SESSION_S = 5 * PATIENCE_S
 #: For sessions that must expire, and for clients that must be replaced.
 BRIEF_S = 1.0
-#: For sessions that must reconnect: kazoo's client may hang in that, and is replaced after two session time-outs.
+#: For sessions that must reconnect: kazoo's client may hang while it does, and is replaced after two session time-outs.
 EXPIRING_S = 10.0
 
 paths = count()
@@ -149,7 +149,7 @@ async def test_each_topic_has_one_of_three_owners_and_all_agree(ensemble):
             assert len({each.owner(topic) for each in all_}) == 1
 
 
-async def test_topics_of_a_leaving_instance_go_to_the_others_and_it_knows_at_once(ensemble):
+async def test_topics_of_a_leaving_instance_move_to_the_others_and_its_own_view_changes_at_once(ensemble):
     async with running(ensemble, "a") as a, running(ensemble, "b") as b:
         await until_shared(a, b)
         told = []
@@ -163,7 +163,7 @@ async def test_topics_of_a_leaving_instance_go_to_the_others_and_it_knows_at_onc
         assert [each.leaving for each in b.assignment.members] == [True, False]
 
 
-async def test_a_read_in_progress_does_not_take_back_a_leave(ensemble):
+async def test_a_read_in_progress_does_not_undo_a_leave(ensemble):
     async with running(ensemble, "a") as a, running(ensemble, "b") as b:
         await until_shared(a, b)
         read, looking, on = a._nodes.placement, trio.Event(), trio.Event()
@@ -220,7 +220,7 @@ async def test_concurrent_changes_of_placement_all_take_effect(ensemble):
 
 
 @pytest.mark.parametrize("proof", ["other", ""])
-async def test_an_instance_with_another_secret_or_none_takes_no_part_until_the_others_are_gone(ensemble, proof, caplog):
+async def test_an_instance_with_another_secret_or_none_is_kept_out_until_the_others_are_gone(ensemble, proof, caplog):
     async with (
         running(ensemble, "a", proof="ours") as a,
         running(ensemble, "stranger", proof=proof, enter=False) as odd,
@@ -276,7 +276,7 @@ async def test_another_instance_of_the_same_name_is_refused(ensemble):
         assert owned(a) == set(TOPICS)
 
 
-async def test_an_instance_that_restarts_after_a_crash_takes_its_own_place_before_its_old_session_ends(ensemble):
+async def test_an_instance_that_restarts_after_a_crash_rejoins_before_its_old_session_ends(ensemble):
     died = KazooClient(hosts=ensemble.hosts, timeout=SESSION_S)
     died.start()
     node = b'{"address": "a:7420", "weight": 100, "leaving": false}'
@@ -290,7 +290,7 @@ async def test_an_instance_that_restarts_after_a_crash_takes_its_own_place_befor
         died.close()
 
 
-async def test_an_expired_session_is_followed_by_another_with_our_node_in_it(ensemble):
+async def test_an_expired_session_is_replaced_and_the_new_one_has_our_node(ensemble):
     async with running(ensemble, "a", session_s=EXPIRING_S) as a, running(ensemble, "b") as b:
         await until(lambda: len(b.instances) == 2, b)
         first = a._zookeeper.session
@@ -535,7 +535,7 @@ def test_a_password_file_that_others_can_read_is_refused(tmp_path, text, mode, w
     assert "a:b" not in str(caught.value)
 
 
-def test_tls_to_zookeeper_verifies_it():
+def test_tls_to_zookeeper_verifies_the_server():
     values = {
         "zookeeper_tls": True,
         "zookeeper_ca": "ca.pem",
