@@ -238,7 +238,7 @@ class Standby:
         store = await self._patiently(self._store)
         if found is not None and found.store not in ("", store):
             raise StoreUnusable(
-                f"{self._directory} follows another log than that of replication.to", hint="name a new directory"
+                f"{self._directory} follows a log other than that of replication.to", hint="name a new directory"
             )
         if found is None:
             await in_thread(_refuse_store, self._directory)

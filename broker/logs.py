@@ -275,7 +275,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = masked(self.format(record))
-        except Exception:  # noqa: BLE001 - a line that cannot be made must not fail its caller
+        except Exception:  # noqa: BLE001 - a line that cannot be formatted must not fail its caller
             self.unmade += 1
         else:
             self.writer.put(line)

@@ -382,7 +382,7 @@ class ProducerQueue(PublisherQueue[A]):
             entry.sequence_id = self._numbering.take(entry.sequence_id)
         self._late_s = min(self._late_s, now_s + self._limit_s(entry))
         wakes = self._add(topic, entry, now_s, count, size)
-        return wakes or isinstance(entry, Whole)  # it ends the lingering of the messages before it
+        return wakes or isinstance(entry, Whole)  # the messages before it linger no longer
 
     def wants_sender(self, lane: Lane[A]) -> bool:
         """True if a worker must be woken: to send, or to watch deadlines while a request is in flight."""

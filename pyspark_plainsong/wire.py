@@ -241,7 +241,7 @@ class Wire:
         return self._connection
 
     def _token_changed(self) -> bool:
-        """True if the token file has another token than the one that was sent."""
+        """True if the token in the token file is not the one that was sent."""
         return self.token_file is not None and self._headers.get("Authorization") != f"Bearer {_token(self.token_file)}"
 
     def _exchange(

@@ -12,5 +12,5 @@ from tests.patience import PATIENCE_S
 async def until(holds: Callable[[], object], *, every_s: float = 0.002) -> None:
     """Return once ``holds()`` is true, checked every ``every_s``; 0 if the test's clock is stopped."""
     with trio.fail_after(PATIENCE_S):
-        while not holds():  # noqa: ASYNC110 - what makes it true sets no event
+        while not holds():  # noqa: ASYNC110 - no event is set when it becomes true
             await trio.sleep(every_s)

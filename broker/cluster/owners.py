@@ -102,7 +102,7 @@ class Owners:
         Args:
           local, remote: receive the milliseconds that the request has already waited.
           repeatable: running the request twice has the same effect as once. It is then repeated if its answer was lost,
-            and as soon as the name has another owner than the one that was called, which may never answer. Any other
+            and as soon as the name has an owner other than the one that was called, which may never answer. Any other
             request waits for its answer.
           patience_s: returns how long to search for an owner; called once there was none.
         Raises:
@@ -189,7 +189,7 @@ class Owners:
 
 
 class _BoundToOwner:
-    """Implements ``ViewListener``: cancels its scope when a name has another owner than the one that was called."""
+    """Implements ``ViewListener``: cancels its scope when a name has an owner other than the one that was called."""
 
     def __init__(self, owners: Owners, names: Iterable[TopicName], owner: Instance) -> None:
         self.scope = trio.CancelScope()

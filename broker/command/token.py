@@ -1,4 +1,4 @@
-"""The verb `token`: makes, lists, revokes, rotates and checks our own tokens, in their file; no daemon is needed."""
+"""The verb `token`: makes, lists, revokes, rotates and checks the daemon's own tokens in their file. Needs no daemon."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def revoke(
 ) -> None:
     """Revoke a token, or all tokens of a name.
 
-    A running daemon refuses them within two seconds, also on open connections.
+    A running daemon refuses them within two seconds, even on open connections.
     """
     if (token_id is None) == (name is None):
         raise CommandFailed("which token?", hint="give an ID from `plainsong token list`, or --name", code=Exit.USAGE)
@@ -236,7 +236,7 @@ def rotate(
     sets: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Create a new token of the same name; the old one ends after the overlap."""
+    """Create a new token of the same name; the old one expires after the overlap."""
     path = chosen_file("tokens", file, config, sets)
     now = now_ms()
     old = next((entry for entry in _read(path).entries if entry.id == token_id), None)

@@ -75,7 +75,7 @@ class Exists(Exception):
 
 
 class Changed(Exception):
-    """The node has another version than expected, or no longer exists."""
+    """The node has a different version from the expected one, or no longer exists."""
 
 
 class Node(NamedTuple):

@@ -290,7 +290,7 @@ def _settings(config: str | None) -> Any:
 
 
 def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)  # noqa: S603 - words of ours
+    return subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)  # noqa: S603 - fixed words
 
 
 def _log_lines(log: str | None) -> str:

@@ -346,7 +346,7 @@ def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) 
         where = where_of({key: ctx.params.get(key) for key in GIVEN})
         with where.client(deadline_s=1.0, request_timeout_s=1.0, connect_timeout_s=0.5) as client:
             return [name for name in client.topics() if name.startswith(incomplete)]
-    except Exception:  # noqa: BLE001 - whatever it is, a message would land in the middle of a command line
+    except Exception:  # noqa: BLE001 - any message would land in the middle of a command line
         return []
 
 

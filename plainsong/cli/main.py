@@ -190,7 +190,7 @@ def _misfit(point: EntryPoint) -> CommandFailed | None:
     dist = point.dist
     if dist is None or dist.name not in {name for _, name in ELSEWHERE.values()} or dist.version == __version__:
         return None
-    message = f"{dist.name} {dist.version} needs another version than plainsong-client {__version__}"
+    message = f"{dist.name} {dist.version} does not match plainsong-client {__version__}"
     return CommandFailed(message, hint="install both at one version", code=Exit.USAGE)
 
 
@@ -332,7 +332,7 @@ def _open_streams() -> None:
             opened = os.open(os.devnull, flags)
             if opened != number:
                 os.dup2(opened, number)
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for good
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - stays open
     if isinstance(sys.stdout, TextIOWrapper):
         with suppress(OSError):  # a stream that was set up in some way of its own
             sys.stdout.reconfigure(errors="backslashreplace")

@@ -380,8 +380,8 @@ def pruning(as_json: bool, where: Where) -> None:
     """Show the list of invalid transactions, and when they leave it.
 
     Readers skip the transactions on the list. The daemon rolls their messages
-    back as it cleans; a pointer leaves the list when no message of it is left
-    and none can be added. You have nothing to do unless the output says so.
+    back as it cleans; a pointer leaves the list when none of its messages are
+    left and none can be added. You need to do nothing unless the output says so.
     """
     with where.client() as client:
         figures = dict(client.transactions.pruning().figures)
@@ -463,7 +463,7 @@ def recover(database: str, as_json: bool, where: Where) -> None:
     For programs that use plainsong.sql. The command asks the daemon about each
     prepared transaction, commits those that were committed, rolls back aborted
     and invalid ones, and leaves those in progress. It also leaves those that
-    the daemon does not know, and then ends with 1.
+    the daemon does not know, and then exits with 1.
     """
     try:
         from plainsong import sql  # here, since it is an optional extra

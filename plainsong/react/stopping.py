@@ -1,7 +1,7 @@
 """Stops a run on a signal: an attempt under way may finish within a grace period, waits end at once.
 
-Waits are on file descriptors, of which the stop has one. A wait inside other code (a long poll) is ended by an
-exception that the signal handler raises.
+Our own waits include the stop's file descriptor. A wait inside other code (a long poll) is ended by an exception that
+the signal handler raises.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Stop:
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Lets the first signal leave the block with Stopped, wherever it is: for work that may be discarded."""
+        """Lets the first signal raise Stopped anywhere in the block: for work that may be discarded."""
         self._raises = True
         try:
             self.check()

@@ -210,7 +210,7 @@ def leased(
         while not ended.wait(RENEW_S):
             try:
                 lease.renew()
-            except Exception:  # noqa: BLE001, S112 - whatever the file system has; `check` sees how long ago it went well
+            except Exception:  # noqa: BLE001, S112 - any file system's; `check` sees how long ago a renewal succeeded
                 continue
 
     thread = threading.Thread(target=renewing, name="lease", daemon=True)

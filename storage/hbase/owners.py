@@ -137,7 +137,7 @@ class Owners:
         if not done:
             try:
                 now = await self.read(prefix)
-            except NoConnectionFree as error:  # of the check: the commit may have happened
+            except NoConnectionFree as error:  # only the check did not happen; the commit may have
                 raise StoreError(error.detail, hint=error.hint) from error
             if now.last != after.last:  # otherwise an attempt whose answer was lost has done it
                 self._heads.pop(prefix, None)

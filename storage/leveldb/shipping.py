@@ -28,9 +28,9 @@ class Handed:
     changes: Changes
     """Changes of the metadata's database."""
     rolled_back: Sequence[Row]
-    """Messages of sealed volumes as they are once the keeper has made ``sealed``."""
+    """Messages of sealed volumes as they are after the keeper has made the changes in ``sealed``."""
     sealed: Sequence[SealedChange]
-    """Changes of the same group in sealed volumes: until the keeper has made them, the batch is not complete."""
+    """Changes in sealed volumes by the same group. The batch is complete only once the keeper has made them."""
     size: int
     """Approximate bytes."""
 

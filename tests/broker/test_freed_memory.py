@@ -42,7 +42,7 @@ for size in (60_000, MAPPED_BYTES + 1):
     print(most > 200 << 20, own_bytes() - before < KEPT_BYTES + (1 << 20))
 """
 
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is not glibc's")
 
 
 def said(program: str, **environment: str) -> list[str]:

@@ -182,7 +182,7 @@ async def test_a_client_may_open_its_windows_for_each_answer_forever(mock_clock)
             await client.stream.send_all(frame(8, (1).to_bytes(4, "big")) * 3)
 
 
-def test_frames_are_cut_alike_however_the_bytes_arrive(mock_clock):
+def test_frames_are_cut_the_same_way_however_the_bytes_arrive(mock_clock):
     del mock_clock
     whole = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + (frame(0, b"x" * 300, stream_id=1) + frame(4)) * 50
 

@@ -20,7 +20,7 @@ def systemd(request, tmp_path):
         yield end, name.replace("\0", "@")
 
 
-def test_systemd_hears_ready_alive_and_stopping(systemd):
+def test_systemd_is_notified_of_ready_alive_and_stopping(systemd):
     end, name = systemd
     notifier = Notifier({"NOTIFY_SOCKET": name})
     notifier.ready()

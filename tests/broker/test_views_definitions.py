@@ -42,7 +42,7 @@ async def test_an_import_applies_the_document_and_a_second_one_changes_nothing(d
     assert not (await put(daemon, found))["changed"]
 
 
-async def test_topics_that_are_not_named_are_deleted_only_on_request(daemon):
+async def test_topics_missing_from_the_document_are_deleted_only_on_request(daemon):
     await daemon.create("t")
     await daemon.create("gone")
     await put(daemon, WANTED)
@@ -134,7 +134,7 @@ async def test_a_document_with_any_error_changes_nothing(daemon, document, code)
     assert (await daemon.call("GET", PATH)).json()["topics"] == {}
 
 
-async def test_pins_need_a_cluster_and_topics_of_the_system_cannot_be_imported(daemon):
+async def test_pins_need_a_cluster_and_system_topics_cannot_be_imported(daemon):
     await put(daemon, {"format": 1, "pins": {"a:b": "host-1"}}, status=409, code="conflict")
     document = {"format": 1, "topics": {"a:b": {}, "system:audit": {}}}
     await put(daemon, document, status=403, code="forbidden")
@@ -153,7 +153,7 @@ async def test_toml_is_read_like_json(daemon):
     "value", ["0x" + "f" * 6000, "{a" + ".a" * 1000 + " = 1}", "inf", "1979-05-27"], ids=["long", "deep", "inf", "date"]
 )
 @pytest.mark.parametrize("name", ["topics.'ns:t'.ttl", "topics.'ns:t'.chain", "namespaces.ns.deduplication"])
-async def test_a_value_of_toml_that_python_cannot_show_is_refused(daemon, name, value):
+async def test_a_toml_value_that_python_cannot_print_is_refused(daemon, name, value):
     text = f"format = 1\n{name} = {value}\n"
     answer = await daemon.http.put(PATH, content=text, headers={"Content-Type": "application/toml"})
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_property")

@@ -277,7 +277,7 @@ async def test_a_search_through_large_messages_checks_the_clock_more_often(daemo
     assert len(behind.json()) == 3
 
 
-async def test_a_single_message_is_shown_whole_whatever_it_is(daemon):
+async def test_a_single_message_of_any_kind_is_shown_in_full(daemon):
     await daemon.create()
     await stored_and_plain(daemon)
     for one in (await look(daemon)).json():

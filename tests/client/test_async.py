@@ -38,7 +38,7 @@ def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 async def is_parked(client: AsyncClient, topic: str) -> None:
-    while not (await client.admin.stats(topic))["parkedPolls"]:  # noqa: ASYNC110 - another process knows it
+    while not (await client.admin.stats(topic))["parkedPolls"]:  # noqa: ASYNC110 - the daemon sends no notification
         await anyio.sleep(0.01)
 
 

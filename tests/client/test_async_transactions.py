@@ -142,7 +142,7 @@ async def test_a_task_cancelled_in_the_middle_of_the_commit_completes_it(
                 async with anyio.create_task_group() as tasks:
 
                     async def cancel_when_swallowed() -> None:
-                        while not proxy.lost:  # noqa: ASYNC110 - a thread knows it
+                        while not proxy.lost:  # noqa: ASYNC110 - a thread sets it
                             await anyio.sleep(0.01)
                         scope.cancel()
 

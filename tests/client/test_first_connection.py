@@ -29,7 +29,7 @@ def test_a_refused_first_connection_raises_within_a_second_and_names_what_is_not
 
 
 @pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
-def test_it_is_raised_at_the_time_limit_however_long_the_pauses_are(luck):
+def test_connect_failed_is_raised_at_the_time_limit_however_long_the_pauses_are(luck):
     world = Simulation(lambda _: NO_DAEMON)
     channel = world.channel(reached=False, wait_for_daemon_s=0.5)
     channel.random = lambda: luck

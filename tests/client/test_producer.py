@@ -233,7 +233,7 @@ def test_many_producers_on_a_bad_connection_lose_nothing_and_repeat_nothing(
                             producer.publish_atomic(name, [b"%s %d" % (name.encode(), n), b"%s -" % name.encode()])
                         else:
                             producer.send(b"%s %d" % (name.encode(), n))
-            except BaseException as error:  # noqa: BLE001 - told by the test
+            except BaseException as error:  # noqa: BLE001 - the test reports it
                 wrong.append(error)
 
         wrong: list[BaseException] = []

@@ -63,7 +63,7 @@ def test_a_cancelled_block_notifies_its_waiters(run: Any, shared_address: tuple[
                 async with far.producer(topic, "p") as producer:
                     proxy.mode = "swallow"
                     sent = await producer.send(b"x")
-                    while not proxy.lost:  # noqa: ASYNC110 - a thread knows it
+                    while not proxy.lost:  # noqa: ASYNC110 - a thread sets it
                         await anyio.sleep(0.01)
                     scope.cancel()
                     await anyio.sleep_forever()

@@ -73,7 +73,7 @@ def test_the_next_url_is_tried_while_a_name_is_being_resolved(resolver: Resolver
     assert resolver.times == 1
 
 
-def test_an_unresolved_name_occupies_one_thread_however_often_it_is_tried(resolver: Resolver):
+def test_an_unresolved_name_occupies_one_thread_however_often_it_is_looked_up(resolver: Resolver):
     with Client(STUCK, deadline_s=SHORT_S, retry=False) as client:
         for _ in range(5):
             with pytest.raises(PlainsongError):

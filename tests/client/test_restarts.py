@@ -121,7 +121,7 @@ def test_asynchronous_clients_survive_a_kill(daemon: Callable[..., Daemon], loop
             async def follow() -> None:
                 async with client.read("t", follow=True, limit=200, position=FilePosition(tmp_path / "p")) as reader:
                     async for message in reader:
-                        found.append(int(message.payload))  # noqa: PERF401 - looked at meanwhile
+                        found.append(int(message.payload))  # noqa: PERF401 - another thread reads it during the loop
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(follow)

@@ -567,7 +567,7 @@ def test_an_invalid_participant_is_refused_by_name():
         stage.run(stage.context.add, object())
 
 
-def test_a_participant_takes_part_once_however_often_it_is_added():
+def test_a_participant_is_called_once_however_often_it_is_added():
     stage = Stage({})
     stage.context = stage.made([*stage.participants, *stage.participants])
     stage.run(stage.context.start)

@@ -225,7 +225,7 @@ def is_recovered(client: Client, engine: Engine) -> bool:
 
 
 @pytest.mark.torture
-async def test_rows_and_messages_agree_at_whichever_step_whatever_happens(hbase, tmp_path, engine, monkeypatch):
+async def test_rows_and_messages_agree_whatever_happens_at_any_step(hbase, tmp_path, engine, monkeypatch):
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM orders"))
     blows = [(point, blow) for point in POINTS for blow in (dies, leaves, is_drained)]

@@ -165,7 +165,7 @@ def anomalies(producers: Sequence[RingProducer], seen: Sequence[Seen], last: See
             yield f"{page.reader} saw a part of a batch, up to {messages[-1]}"
     for number, (_, payload) in enumerate(log):
         if not _whole(payload) and (number + 1 == len(log) or log[number + 1][1] != _next(payload)):
-            yield f"something stands behind {payload} in its batch"
+            yield f"something follows {payload} in its batch"
 
 
 def _whole(payload: str) -> bool:

@@ -76,11 +76,11 @@ def _of_transactions(transactions: Iterable[Transaction]) -> Iterator[Anomaly]:
         if each.state == "in_progress":
             yield Anomaly("held forever", f"{each.id} is in progress still")
         if each.committed_s < inf and each.state != "committed":
-            yield Anomaly("lost", f"{each.id} was told to be committed, and is {each.state}")
+            yield Anomaly("lost", f"{each.id} was reported as committed, but is {each.state}")
         if each.undone_s < inf and each.state == "committed":
-            yield Anomaly("resurrected", f"{each.id} was told to be undone, and is committed")
+            yield Anomaly("resurrected", f"{each.id} was reported as undone, but is committed")
         if each.asked_s == inf and each.state == "committed":
-            yield Anomaly("resurrected", f"{each.id} is committed, which nobody asked for")
+            yield Anomaly("resurrected", f"{each.id} is committed, but no client asked for it")
 
 
 def _of_requests(history: _History, requests: Iterable[Request]) -> Iterator[Anomaly]:

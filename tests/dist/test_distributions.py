@@ -333,7 +333,7 @@ def test_incompatible_versions_are_named_and_nothing_starts(with_server, tmp_pat
     )
     assert done.returncode == Exit.USAGE
     assert done.stderr == (
-        f"error: plainsong-server 0.9.7 needs another version than plainsong-client {__version__}\nhint: install both at one version\n"
+        f"error: plainsong-server 0.9.7 does not match plainsong-client {__version__}\nhint: install both at one version\n"
     )
 
 

@@ -206,7 +206,7 @@ def _read_pack(data: bytes) -> None:
     pack = Pack(_PACKED_PREFIX + _PACKED_ROWS[-1], data)
     keys_of_rows = [key for key, _ in pack.rows()]
     if len(keys_of_rows) != pack.count or keys_of_rows[-1] != pack.key:
-        raise AssertionError("a pack has other rows than it says")
+        raise AssertionError("a pack has different rows from those it declares")
     for key in keys_of_rows[:3]:
         pack.get(key)
     pack.rows(0, pack.index(keys_of_rows[0] + b"x"), values=False)

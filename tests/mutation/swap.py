@@ -39,7 +39,7 @@ def swap(functions: dict[Place, list[FunctionType]], path: Path, source: str) ->
             for function in functions.get(_place(old), ()):
                 try:
                     function.__code__ = new
-                except ValueError:  # a closure over other names than before
+                except ValueError:  # a closure over different names
                     continue
                 changed += 1
     changed += _defaults(functions, path, original, source)

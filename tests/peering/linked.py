@@ -64,5 +64,5 @@ class Caught:
         """Await the call, and store its error."""
         try:
             await awaitable
-        except Exception as error:  # noqa: BLE001 - that is what it is for
+        except Exception as error:  # noqa: BLE001 - the call records every error
             self.error = error

@@ -50,7 +50,7 @@ def hdfs(spark, tmp_path_factory):
         def is_ready() -> bool:
             try:
                 files.write("file", b"ready")
-            except Exception:  # noqa: BLE001 - whatever a client says until there are data nodes
+            except Exception:  # noqa: BLE001 - the error varies until there are data nodes
                 return False
             return True
 

@@ -123,7 +123,7 @@ def run(topic, history):
 
 @given(st.lists(events, max_size=14))
 @settings(max_examples=300)
-def test_a_chained_topic_always_verifies_as_its_entries_say(history):
+def test_a_chained_topic_passes_verification_after_every_step(history):
     topic = ChainedTopic(TopicLimits(max_lifetime_ms=0, checkpoint_rows=4))
     for _ in run(topic, history):
         chained = topic.state.chain is not None and not topic.state.chain.due

@@ -67,7 +67,7 @@ def test_a_request_needs_a_message():
     Topic(TopicProperties()).refuses(NoMessages)
 
 
-def test_a_message_over_the_bound_is_named_by_its_index():
+def test_the_error_for_a_too_large_message_has_its_index():
     topic = Topic(TopicProperties(), max_message_bytes=3)
     assert (
         "message 1 has 4 bytes; topic.max_message_bytes allows"
@@ -197,7 +197,7 @@ def test_rows_of_a_request_have_the_extras_of_each_message(kind, pointer, count,
 
 @pytest.mark.parametrize("length", [0, 100, 20_000])
 @pytest.mark.parametrize("order", list(product(["plain", "stamped", "shared", "pointer"], repeat=3)))
-def test_rows_of_requests_with_one_message_equal_any_others(order, length):
+def test_rows_of_requests_with_one_message_equal_those_of_other_requests(order, length):
     message = b"m" * length
     singly, as_any = RowBatch(), RowBatch()
     for number, kind in enumerate(order):
@@ -278,6 +278,6 @@ def test_a_message_has_the_shorter_of_its_own_time_to_live_and_that_of_its_reque
 
 
 @pytest.mark.parametrize("ids", [[], [2, 2], [3, 2], [-1], ["1"], -1, None])
-def test_a_stamp_whose_ids_do_not_ascend_from_zero_on_is_damage(ids):
+def test_a_stamp_with_invalid_ids_is_damaged(ids):
     with pytest.raises(DamagedRow):
         Stamp.of(MessageRow(b"x", extras={STAMP: ["p", 0, 1, ids]}))

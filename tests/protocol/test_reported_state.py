@@ -89,7 +89,7 @@ def test_a_list_of_producers_has_the_cost_of_loading_them():
     topic = Topic()
     topic.publish([1])
     topic.load()
-    topic.book.replay_ms = 17  # as a load does that reads the clock
+    topic.book.replay_ms = 17  # as set by a load that reads the clock
     snapshot = topic.page().snapshot
     assert (snapshot.replayed_entries, snapshot.replay_ms) == (1, 17)
 

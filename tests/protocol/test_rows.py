@@ -123,7 +123,7 @@ def test_a_reference_with_an_invalid_part_is_damaged(changed):
 
 
 @pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 99, 100, 101, 149])
-def test_rows_of_one_length_are_cut_alike_whatever_their_number(count):
+def test_rows_of_one_length_are_cut_the_same_way_whatever_their_number(count):
     wanted = [bytes([number, 255 - number]) for number in range(count)]
     data = b"".join(b"__%b_" % each for each in wanted)
     assert cut_rows(data, "2x2s1x") == wanted

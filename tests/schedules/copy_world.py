@@ -6,14 +6,14 @@ answers, is away for a time, and another process may end the log there (a fence)
     main          Trio's event loop with the tasks below; the copy's task empties the outbox
     commit        the group commit's thread, which puts batches into the outbox
     keeper        the store's own, which makes the changes that a batch waits for
-    workers       of reads, of encoding segments, and of notes in the directory
+    workers       which read, encode segments, and write notes in the directory
 
 Tasks: a writer per topic, a reader, one that tidies, one that cuts the object store off. A life ends once everything is
-shipped, or at any moment; the next one continues the log. What the log must be, at the moment of each write to it:
+shipped, or at any moment; the next one continues the log. Checked at each write to the log:
 
-    each commit once, in order, and as it was handed over
-    no commit before it is durable here (mode ``async``), and none before the keeper has made its changes
-    no answer, and no row of the metadata that is shown, before its commit counts (mode ``sync``)
+    it has each commit once, in order, and as it was handed over
+    it has no commit before that is durable here (mode ``async``) and the keeper has made its changes
+    no commit is answered, and none of its metadata rows is visible, before it counts (mode ``sync``)
     after everything is shipped, a restore has the rows of the store
 """
 
@@ -107,7 +107,7 @@ class Log:
 
 
 class _Recorded(Outbox):
-    """An outbox whose world notes what is handed over."""
+    """An outbox that records in the world every batch that is handed over."""
 
     world: CopyWorld
 
@@ -138,7 +138,7 @@ class CopyWorld(StoreWorld):
             mode="sync" if self.syncs else "async",
             uploads=self.random.choice([1, 3]),
             interval_ms=self.random.choice([10, 1000]),
-            # With 1, a batch is sent as soon as it is there.
+            # With 1, a batch is sent as soon as it arrives.
             segment_bytes=self.random.choice([1, 200, 2000]),
             base_every_h=24 * 365,
             lease_s=0,
@@ -212,7 +212,7 @@ class CopyWorld(StoreWorld):
             await self.copy.run()
         except* (ReignOver, Foreign) as over:
             if not self.is_fenced:
-                raise Wrong("the copy was deposed by no one") from over
+                raise Wrong("the copy was deposed, but no process took over") from over
             self.failed = True
         except* StoreError as torn:
             if not self.outbox.is_torn:
@@ -231,7 +231,7 @@ class CopyWorld(StoreWorld):
         self.busy -= not self.failed
 
     async def _claimed(self, name: Any) -> Any:
-        """Return a claim without a look at the store: the counted store would first wait for all commits."""
+        """Return a claim without reading the store, which would first wait until all commits count."""
         await trio.lowlevel.checkpoint()
         return Claim(name, 0)
 
@@ -259,12 +259,12 @@ class CopyWorld(StoreWorld):
         self._used("refused")
 
     def _check_answer(self, at: int, operations: list[Any]) -> None:
-        """Check that the commit that is answered counts: the newest one with the head of its topic."""
+        """Check that the answered commit counts: the newest one with the head of its topic."""
         key = ROW + _head_key(at)
         if any(getattr(each, "table", None) is METADATA for each in operations):
             number = max((number for number, batch in self.handed.items() if key in batch.changes), default=None)
             if number is None or not self.log.counts(number):
-                raise Wrong(f"commit {number} is acknowledged, and does not count")
+                raise Wrong(f"commit {number} is acknowledged, but does not count")
 
     # --- everything else ------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class CopyWorld(StoreWorld):
             await trio.sleep(self.random.random() * self.rest_s)
 
     async def _shown(self) -> None:
-        """Read the heads: in the mode ``sync``, no commit is shown that does not count."""
+        """Read the heads: in the mode ``sync``, no commit is visible before it counts."""
         while self.syncs and not self._is_over:
             at = self.random.randrange(len(PREFIXES))
             assert isinstance(self.outbox, CountingOutbox)
@@ -297,7 +297,7 @@ class CopyWorld(StoreWorld):
             key = ROW + _head_key(at)
             writers = [number for number, batch in self.handed.items() if batch.changes.get(key) == value]
             if has_begun and value != self.heads[at] and writers and not self.log.counts(min(writers)):
-                raise Wrong(f"commit {min(writers)} is shown, and does not count")
+                raise Wrong(f"commit {min(writers)} is visible, but does not count")
             self._used("shown")
             await trio.sleep(self.random.random() * self.pause_s)
 
@@ -319,7 +319,7 @@ class CopyWorld(StoreWorld):
         self.objects.away = False  # answers may still wait for it
 
     async def _fence(self) -> None:
-        """Perhaps end the log, as a process does that takes over."""
+        """Perhaps end the log, as a process that takes over does."""
         while self.may_fence and not self._is_over:
             await trio.sleep(self.random.random() * 5)
             if self.random.random() < 0.2:
@@ -337,17 +337,17 @@ class CopyWorld(StoreWorld):
         for segment, data in self.log.read():
             self._used("segments")
             numbers = range(segment.first, segment.last + 1)
-            # Commits of an earlier life are sent by their journal entries, and joined.
+            # Commits of an earlier life are read from the journal, and several may be sent as one.
             if segment.run != self.copy._run or any(number not in self.handed for number in numbers):
                 continue
             batches = [self.handed[number] for number in numbers]
             if data != encode_segment(replace(segment, commits=tuple(map(commit_of, batches)))):
-                raise Wrong(f"commits {numbers} are in the log, and not as they were handed over")
+                raise Wrong(f"commits {numbers} are in the log, but not as they were handed over")
             if not all(change.made for batch in batches for change in batch.sealed):
                 raise Wrong(f"commits {numbers} are in the log before the keeper has made their changes")
             durable = self.store.number
             if not self.syncs and durable is not None and segment.last > durable:
-                raise Wrong(f"commit {segment.last} is in the log, and {durable} is the last durable one")
+                raise Wrong(f"commit {segment.last} is in the log, but {durable} is the last durable one")
 
     async def _check_copy(self) -> None:
         """Compare the rows of a restore with the store's."""
@@ -369,7 +369,7 @@ class CopyWorld(StoreWorld):
         if end.commit != self.outbox.last:
             raise Wrong(f"the log ends at commit {end.commit} instead of {self.outbox.last}")
         if found != await shipped.rows_of(self.store):
-            raise Wrong("a restore would have other rows than the store")
+            raise Wrong("a restore would have different rows from the store")
         self.objects.calm = False
         self._used("finished")
 
@@ -383,7 +383,7 @@ def _now_ms() -> int:
 
 
 class _Clock:
-    """``time``, as far as the copy and the commit use it."""
+    """The part of ``time`` that the copy and the commit use."""
 
     CLOCK_BOOTTIME = 0
     monotonic = staticmethod(sched.monotonic)
@@ -399,7 +399,7 @@ class _Clock:
 
 
 class _Secrets:
-    """``secrets``, by the seed."""
+    """``secrets``, from the seed."""
 
     def __init__(self, world: World) -> None:
         self.token_bytes = world.random.randbytes

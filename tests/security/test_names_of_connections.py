@@ -90,12 +90,12 @@ def test_a_bad_token_is_refused_even_if_the_certificate_would_be_sufficient():
 
 
 @given(st.text("ab .=\"'/", max_size=20), st.text(" .=\"'/", max_size=20))
-def test_what_looks_like_a_credential_is_masked_and_nothing_else_is(before, behind):
+def test_credentials_are_masked_and_other_text_is_not(before, behind):
     text = masked(f"{before} {TOKEN}{behind} {JWT} end")
     assert text == f"{before} psg_***{behind} eyJ*** end"
 
 
-def test_no_problem_repeats_a_token_wherever_the_client_put_it():
+def test_no_error_repeats_a_token_wherever_the_client_put_it():
     answer = answer_for(InvalidParameter(f"unknown query parameter '{TOKEN}'", hint=f"is it {JWT}?"))
     assert TOKEN.encode() not in answer.body
     assert JWT.encode() not in answer.body

@@ -457,7 +457,7 @@ async def test_an_expired_token_is_refused_on_the_connection_that_it_opened_and_
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(poll)
-                while not guard.holds:  # noqa: ASYNC110 - the daemon tells nobody
+                while not guard.holds:  # noqa: ASYNC110 - the daemon sends no notification
                     await trio.sleep(0.005)
                 now.s += 300 + 59
                 guard.expire_ended()

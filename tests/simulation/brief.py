@@ -99,7 +99,7 @@ def _of_pages(notes: Notes) -> Iterator[Anomaly]:
         for message_id, payload in look.poll.messages:
             sent = notes.sent.get(payload)
             if sent is None:
-                yield Anomaly("brief disorder", f"{look.poll.name} was shown {payload!r}, which nobody sent")
+                yield Anomaly("brief disorder", f"{look.poll.name} was shown {payload!r}, which no client sent")
             elif sent.refused:
                 yield Anomaly("brief and refused", f"{look.poll.name} was shown {payload!r}, which was refused")
             if places.setdefault(payload, message_id) != message_id:

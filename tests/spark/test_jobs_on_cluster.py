@@ -1,4 +1,4 @@
-"""A standalone cluster of two workers: jobs and a user's program, with the package on executors, and with its zip alone."""
+"""A cluster of two workers: jobs and a user's program, with the package on executors or only with its zip."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_jobs_run_on_a_cluster_that_has_the_package(
     assert [message.attributes["originalId"] for message in again] == [each.hex() for each in orders]
 
 
-def test_the_printed_line_runs_as_it_is_where_executors_have_the_zip_alone(
+def test_the_printed_command_runs_unchanged_when_executors_have_only_the_zip(
     cluster, installed, bare, url, orders, tmp_path
 ):
     plainsong = str(installed.with_name("plainsong"))
@@ -124,7 +124,7 @@ def test_the_printed_line_runs_as_it_is_where_executors_have_the_zip_alone(
     assert sorted(raw_ids(str(tmp_path / "archive"))) == orders
 
 
-def test_a_program_reads_and_writes_where_executors_have_the_zip_and_learns_what_they_lack(
+def test_a_program_runs_when_executors_have_the_zip_and_otherwise_gets_a_clear_error(
     cluster, installed, wheels, bare, client, url, tmp_path
 ):
     client.create_topic("elsewhere")

@@ -124,7 +124,7 @@ async def test_topics_with_unreadable_names_are_left_out_and_all_others_are_pres
 @pytest.mark.parametrize("pattern", ["volumes/*/*.ldb", "metadata/*.ldb"])
 async def test_nothing_is_left_out_without_permission(opened, pattern):
     cut = await opened(pattern, around_damage=False)
-    with pytest.raises(Unreadable):  # noqa: PT012 - whichever of them meets it
+    with pytest.raises(Unreadable):  # noqa: PT012 - any of these calls may raise
         await cut.look()
         for each in await cut.topics():
             await listed(cut, each.name)

@@ -52,12 +52,12 @@ def test_a_row_that_does_not_parse_says_why_and_shows_its_bytes():
 
 
 @given(st.sampled_from(list(Table)), st.binary(max_size=60), st.binary(max_size=60))
-def test_whatever_bytes_a_row_has_describing_it_never_fails(table, key, value):
+def test_describing_a_row_of_arbitrary_bytes_never_fails(table, key, value):
     json.dumps(describe(table, key, value).shown())
 
 
 @given(st.sampled_from(rows_of_all_kinds() + rows_about_producers() + rows_about_staging()), st.data())
-def test_whatever_byte_of_a_row_is_changed_describing_it_never_fails(operation, data):
+def test_describing_a_row_with_a_changed_byte_never_fails(operation, data):
     key, value = bytearray(operation.prefix + operation.suffixes[0]), bytearray(operation.values[0])
     for garbled in (key, value):
         at = data.draw(st.integers(0, len(garbled) - 1))
@@ -139,7 +139,7 @@ def test_rows_about_producers_are_described_in_words():
         (RowFilter(generation=0), set()),
     ],
 )
-def test_producers_are_chosen_with_their_topic_and_properties_of_a_namespace_with_it(choice, kinds):
+def test_a_filter_selects_producers_by_topic_and_namespace_properties_by_namespace(choice, kinds):
     rows = [row for row in described(rows_about_producers()) if row.table is Table.METADATA and row.kind != "pointer"]
     assert {row.kind for row in rows if choice.takes(row)} == kinds
 
@@ -200,7 +200,7 @@ def test_staged_and_published_batches_are_described_in_words():
         assert "write_pointer" not in row.shown()
 
 
-async def test_a_summary_counts_staged_messages_and_does_not_take_them_for_a_transaction(tmp_path):
+async def test_a_summary_counts_staged_messages_separately_from_transactions(tmp_path):
     directory = await make_store(tmp_path / "data")
     async with await LevelDBStore.open(directory) as store:
         await store.write(rows_about_staging(), claim=await store.claim(ORDERS))

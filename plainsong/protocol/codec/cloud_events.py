@@ -67,7 +67,7 @@ def event_mode(headers: Mapping[str, str]) -> Mode | None:
     """Return the mode of a publish's events, from its headers (names in lower case); None if it has no events.
 
     Raises:
-      UnsupportedMediaType: JSON in another charset than UTF-8.
+      UnsupportedMediaType: JSON in a charset other than UTF-8.
     """
     content_type = headers.get(CONTENT_TYPE, "")
     if "cloudevents" in content_type.lower():

@@ -267,10 +267,10 @@ def damaged(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> d
 
 
 def _changed(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
-    """Return the entries that have other rows than their manifest. One scan; bisected if a file cannot be read."""
+    """Return the entries whose rows differ from their manifest. One scan; bisected if a file cannot be read."""
     try:
         now = stats_by_entry(spark, files, entries)
-    except Exception as error:  # noqa: BLE001 - whatever a broken file makes of Spark
+    except Exception as error:  # noqa: BLE001 - Spark's errors for broken files vary
         if len(entries) == 1:
             return {entries[0].folder: f"cannot be read: {reason_of(error)}"}
         half = len(entries) // 2

@@ -170,7 +170,7 @@ def damaged(
             if there.rows != recorded.rows:
                 broken[f"{DAY}={day}"] = f"has {there.rows} rows, not {recorded.rows}"
             elif there != recorded:
-                broken[f"{DAY}={day}"] = "has other rows than those that were archived"
+                broken[f"{DAY}={day}"] = "has different rows from those that were archived"
     return broken
 
 
@@ -196,7 +196,7 @@ def examine(spark: SparkSession, table: TopicTable, found: Sequence[TableFile]) 
         return {}
     try:
         return _examined_at_once(spark, table, found)
-    except Exception as error:  # noqa: BLE001 - whatever a broken file makes of Spark
+    except Exception as error:  # noqa: BLE001 - Spark's errors for broken files vary
         if len(found) == 1:
             return {found[0].path: f"cannot be read: {reason_of(error)}"}
         half = len(found) // 2

@@ -31,7 +31,7 @@ class TablesUnreadable(CommandFailed):
 
 
 class FolderTaken(CommandFailed):
-    """The folder has other content than tables. Nothing was changed."""
+    """The folder contains something other than tables. Nothing was changed."""
 
 
 @dataclass(frozen=True)

@@ -319,6 +319,6 @@ class Pack:
 
 def _damaged(key: bytes) -> Exception:
     error: Exception = plyvel.CorruptionError(
-        b"Corruption: a pack has other lengths than it says: " + key.hex().encode()
+        b"Corruption: a pack's lengths differ from those in its header: " + key.hex().encode()
     )
     return error

@@ -117,7 +117,7 @@ def _of_holder(outcome: Outcome, poll: Poll, holder: Transaction, shown: set[Uni
     elif min(outcome.seen_s.get((holder, True), inf), holder.undone_s) < poll.began_s:
         yield Anomaly("held by the decided", f"{told}, which was decided")
     elif holder.committed_s < poll.began_s:
-        yield Anomaly("commit unseen", f"{told}, which was told to be committed")
+        yield Anomaly("commit unseen", f"{told}, which was reported as committed")
 
 
 def _first_row(outcome: Outcome, poll: Poll, holder: Transaction | None) -> bytes | None:

@@ -15,14 +15,14 @@ def of_writes(outcome: Outcome) -> Iterator[Anomaly]:
         rows = outcome.places(write)
         if write.outcome == "acknowledged" and len(rows) < len(write.payloads):
             yield Anomaly(
-                "lost", f"{len(rows)} of {len(write.payloads)} that were acknowledged are there: {write.name}"
+                "lost", f"only {len(rows)} of {len(write.payloads)} acknowledged messages are present: {write.name}"
             )
         elif 0 < len(rows) < len(write.payloads):
-            yield Anomaly("split", f"{len(rows)} of {len(write.payloads)} are there: {write.name}")
+            yield Anomaly("split", f"only {len(rows)} of {len(write.payloads)} messages are present: {write.name}")
         if write.outcome == "refused" and rows:
             yield Anomaly("applied anyway", f"it was refused: {write.name}")
         if write.transaction is not None and write.transaction.committed_s < write.began_s and write.ended_s < inf:
-            yield Anomaly("applied anyway", f"its transaction was told to be committed before: {write.name}")
+            yield Anomaly("applied anyway", f"its transaction had been reported as committed before: {write.name}")
         yield from _of_receipts(write, rows)
         yield from _of_pointers(write, rows)
 
@@ -42,7 +42,7 @@ def _of_pointers(write: Write, rows: list[Row]) -> Iterator[Anomaly]:
     if 0 < turned < len(rows):
         yield Anomaly("split", f"{turned} of {len(rows)} are rolled back: {write.name}")
     elif turned and write.transaction is not None and write.transaction.state == "committed":
-        yield Anomaly("lost", f"rolled back, and of a committed transaction: {write.name}")
+        yield Anomaly("lost", f"rolled back, although its transaction is committed: {write.name}")
 
 
 def of_logs(outcome: Outcome) -> Iterator[Anomaly]:
@@ -53,11 +53,11 @@ def of_logs(outcome: Outcome) -> Iterator[Anomaly]:
         for message_id, payload, pointer in rows:
             where = f"{payload!r} at {message_id.hex()} of {topic}"
             if payload in once:
-                yield Anomaly("doubled", f"{where} is there twice")
+                yield Anomaly("doubled", f"{where} is present twice")
             if message_id == before:
-                yield Anomaly("doubled", f"{where} has the id of the one before")
+                yield Anomaly("doubled", f"{where} has the id of the previous message")
             elif message_id < before:
-                yield Anomaly("reordered", f"{where} stands behind {before.hex()}")
+                yield Anomaly("reordered", f"{where} follows {before.hex()}")
             once.add(payload)
             before = message_id
             yield from _of_origin(outcome, topic, payload, pointer, where)
@@ -96,8 +96,8 @@ def _of_numbers(transactions: list[Transaction]) -> Iterator[Anomaly]:
 
 def _of_decision(each: Transaction) -> Iterator[Anomaly]:
     if each.committed_s < inf and each.state != "committed":
-        yield Anomaly("lost", f"{each.id} was told to be committed, and is {each.state}")
+        yield Anomaly("lost", f"{each.id} was reported as committed, but is {each.state}")
     if each.undone_s < inf and each.state == "committed":
-        yield Anomaly("applied anyway", f"{each.id} was told to be undone, and is committed")
+        yield Anomaly("applied anyway", f"{each.id} was reported as undone, but is committed")
     if each.asked_s == inf and each.state == "committed":
-        yield Anomaly("applied anyway", f"{each.id} is committed, which nobody asked for")
+        yield Anomaly("applied anyway", f"{each.id} is committed, but no client asked for it")
