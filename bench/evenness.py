@@ -128,7 +128,7 @@ class _Conditions:
         self._rounds = 0
         self._firsts: dict[str, list[bytes]] = {}
         if not CONDITIONS.keys() >= set(profile.beside):
-            raise ValueError(f"there are the conditions {', '.join(CONDITIONS)}")
+            raise ValueError(f"unknown condition; use one of {', '.join(CONDITIONS)}")
         if "readers" in profile.beside:
             self._seed("behind", profile.behind_messages)
             self._pages = bodies.NewPages("behind", self._firsts["behind"], PAGE)

@@ -69,7 +69,7 @@ class Load:
             raise RuntimeError("the load generator failed")
         self.result = json.loads(out)
         if set(self.result["statuses"]) - {"200"}:
-            raise RuntimeError(f"not only 200: {self.result['statuses']}")
+            raise RuntimeError(f"statuses other than 200: {self.result['statuses']}")
         return self.result
 
     def enough(self) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class RawStore:
 
 @contextmanager
 def raw_store(directory: Path) -> Iterator[RawStore]:
-    """Run a process with the LevelDB in ``directory`` open; end it at the end."""
+    """Run a process with the LevelDB in ``directory`` open, and stop it afterwards."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs, directory), daemon=True)

@@ -12,7 +12,7 @@ A program reads a snapshot of the rows when it starts, and then follows the topi
     configuration.py set join memory 4g                  make one change
     configuration.py relay                               publish changes that are still in the outbox
 
-With SQLAlchemy, ``plainsong.sql`` has an outbox and a relay, also for PostgreSQL and concurrent writers.
+For SQLAlchemy, ``plainsong.sql`` has an outbox and a relay that also support PostgreSQL and concurrent writers.
 """
 
 import argparse

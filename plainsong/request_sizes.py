@@ -1,10 +1,10 @@
-"""The sizes of requests, adapted to the line: a time-out halves them, and successes double them up to the maximum."""
+"""The sizes of requests, adapted to the link: a time-out halves them, and successes double them up to the maximum."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: This many successful requests double the size again. So a line that stays slow costs one time-out per this many.
+#: This many successful requests double the size again. So a link that stays slow causes one time-out per this many.
 ANSWERS_UNTIL_LARGER = 8
 
 
@@ -17,7 +17,7 @@ class _Reduced:
 
 
 class RequestSizes:
-    """The present size of a request for each topic, as numbers of messages and bytes."""
+    """The current size of a request for each topic, as numbers of messages and bytes."""
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         self._whole = max_messages, max_bytes

@@ -85,7 +85,7 @@ def test_a_promise_has_all_its_parts_a_test_and_what_is_not_covered(number: int)
 
 
 @each_promise
-def test_the_code_that_keeps_a_promise_is_there(number: int):
+def test_the_code_that_keeps_a_promise_exists(number: int):
     entries = items(LEDGER[number][1]["Kept by"])
     assert entries
     for entry in entries:
@@ -96,7 +96,7 @@ def test_the_code_that_keeps_a_promise_is_there(number: int):
 
 
 @each_promise
-def test_the_tests_that_guard_a_promise_are_there_and_run_where_it_says(number: int):
+def test_the_listed_tests_exist_and_run_in_the_listed_suite(number: int):
     found = LEDGER[number][1]
     for label in ("Tests", "Rings"):
         for entry in items(found[label]):
@@ -107,7 +107,7 @@ def test_the_tests_that_guard_a_promise_are_there_and_run_where_it_says(number: 
                 assert found_in(file)[test] == entry.endswith("(torture)"), entry
 
 
-def test_every_test_of_the_ledger_is_written_as_one():
+def test_every_test_in_the_ledger_is_in_one_of_its_lists():
     named = {
         f"{file}::{test}" for _, found in LEDGER.values() for part in found.values() for file, test in named_tests(part)
     }

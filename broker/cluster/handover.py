@@ -137,13 +137,13 @@ class Rebalance:
 # Correctness does not depend on them: a topic whose next owner was not called is opened by its first request.
 
 
-#: Topics of one call; more are sent in further calls, one after the other.
+#: Topics per call; more are sent in further calls, one after the other.
 MAX_NAMES = 200
 #: Time limit for the next owner to open the topics of a call.
 OPEN_S = 5.0
 #: The longest expected delay between two instances' views of a change.
 VIEW_S = 2.0
-#: Topics of one call that are opened concurrently.
+#: Topics of a call that are opened concurrently.
 OPENED_AT_ONCE = 64
 
 

@@ -1,4 +1,4 @@
-"""Finds the tokens or grants file of a command: the one of ``--file``, else the one that the settings name."""
+"""Finds the tokens or grants file of a command: that of ``--file``, or else the one that the settings name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb `token`: makes, lists, revokes, rotates and checks the daemon's own tokens in their file. Needs no daemon."""
+"""The verb `token`: makes, lists, revokes, rotates and checks the tokens in the daemon's tokens file; needs no daemon."""
 
 from __future__ import annotations
 

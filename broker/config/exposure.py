@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from broker.config import Config
 
-#: Protections that can be waived, in the order of texts.
+#: Protections that can be waived, in the order in which messages name them.
 WAIVABLE = ("authentication", "tls", "thrift", "peers")
 
 

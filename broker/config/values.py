@@ -30,7 +30,7 @@ def parse_address(text: str) -> Address:
     """Parse an address written as ``host:port`` or ``[host]:port``.
 
     Raises:
-      ValueError: it has another form, or the port is not in 0..65535.
+      ValueError: it is malformed, or the port is not in 0..65535.
     """
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -73,14 +73,14 @@ def parse_bind(text: str) -> Bind:
         return parse_address(text)
     path = text.removeprefix(UNIX)
     if not path.startswith("/") or path.endswith("/"):
-        raise ValueError(f"{text!r} is not an absolute path of a socket; write it like {UNIX}/run/plainsong.sock")
+        raise ValueError(f"{text!r} is not an absolute socket path; write it like {UNIX}/run/plainsong.sock")
     if len(path.encode()) > MAX_UNIX_PATH_BYTES:
-        raise ValueError(f"the path of a socket may have {MAX_UNIX_PATH_BYTES} bytes, and {text!r} has more")
+        raise ValueError(f"a socket path may have at most {MAX_UNIX_PATH_BYTES} bytes, and {text!r} has more")
     return UnixPath(path)
 
 
 def parse_binds(text: str) -> list[Bind]:
-    """Parse places separated by commas, each of them once. Raises ValueError."""
+    """Parse places separated by commas, which must all differ. Raises ValueError."""
     found = [parse_bind(part.strip()) for part in text.split(",")]
     if len(set(found)) < len(found):
         raise ValueError(f"{text!r} names an address twice")
@@ -105,11 +105,11 @@ def read_value(meaning: Meaning, raw: object, *, text: bool) -> Any:
       raw: a TOML value, or text.
       text: True if it came from the environment or the command line, where everything is text.
     Raises:
-      ValueError: it is of a wrong type or out of bounds; the text says what is expected.
+      ValueError: it has the wrong type or is out of bounds; the text says what is expected.
     """
     value = _typed(meaning, _from_text(meaning.kind, raw) if text and isinstance(raw, str) else raw)
     if meaning.choices and value not in meaning.choices:
-        raise ValueError(f"{value!r} is none of " + ", ".join(meaning.choices))
+        raise ValueError(f"{value!r} is not one of " + ", ".join(meaning.choices))
     if isinstance(value, int | float) and not isinstance(value, bool):
         if meaning.low is not None and not value >= meaning.low:  # a NaN is not in bounds either
             raise ValueError(f"{raw} is too small; the minimum is {show_value(meaning, meaning.low)}")

@@ -74,7 +74,7 @@ class State(IntEnum):
 
 
 class Input(Enum):
-    """The input of a connection that is left to read, as far as epoll and earlier reads have shown."""
+    """What is left to read from a connection, as far as epoll and earlier reads have shown."""
 
     NOTHING = "nothing"
     SOME = "some"
@@ -145,7 +145,7 @@ class Connection:
         self.state = State.AWAKE
         #: True if its scope was cancelled while it rested: all its answers are in the kernel's hands.
         self.was_resting = False
-        #: Around everything; its end is the connection's.
+        #: Encloses all work for the connection; cancelling it ends the connection.
         self.scope = trio.CancelScope()
         self.peer = peer
         #: Received bytes that are not part of a request yet.
@@ -231,7 +231,7 @@ class Connection:
     def _read(self) -> bool:
         """Read without waiting. Return True if there is something to handle."""
         if len(self.pending) >= MAX_PIPELINED_BYTES and self.state is not State.GATHERING:
-            return True  # enough was sent ahead; the rest is read once that is answered
+            return True  # enough is buffered; the rest is read once the buffered requests are answered
         try:
             data = self._sock.recv(self.wanted_bytes)
         except BlockingIOError:

@@ -35,11 +35,11 @@ def split_bind(bind: str) -> tuple[str, int]:
     """Return ``(host, port)`` of ``host:port`` or ``[v6 address]:port``.
 
     Raises:
-      ValueError: it has another form.
+      ValueError: it is malformed.
     """
     host, colon, port = bind.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 0xFFFF or (":" in host and not host.startswith("[")):
-        raise ValueError(f"{bind!r} is not host:port (an IPv6 address stands in brackets)")
+        raise ValueError(f"{bind!r} is not host:port (put an IPv6 address in brackets)")
     return host.strip("[]"), int(port)
 
 

@@ -56,7 +56,7 @@ async def check_gateways(pool: Pool, addresses: Sequence[Address], *, max_cell_b
         except StoreError as error:
             raise StoreUnusable(
                 f"no Thrift gateway of HBase answers: {'; '.join(absent)}",
-                hint="start one, as hbase thrift start -f -p 9090, or correct storage.hbase.thrift",
+                hint="start one, for example hbase thrift start -f -p 9090, or correct storage.hbase.thrift",
             ) from error
 
 
@@ -137,7 +137,7 @@ FAMILY_OPTIONS = {"max_versions": 1, "bloom_filter_type": "ROW", "block_cache_en
 
 #: Time limit for creating a table: a busy master takes seconds.
 _CREATE_S = 60.0
-#: The pause between two checks whether a table is enabled.
+#: The pause between two checks of whether a table is enabled.
 _ENABLED_AGAIN_S = 0.2
 
 
@@ -181,9 +181,9 @@ class Tables:
         # List again: another instance that starts writes rows only once it has created all tables.
         if used and (lost := set(self._names.values()) - set(await self._there(pool))):
             raise StoreUnusable(
-                f"HBase has rows in table {used[0].decode()}, and no table {min(lost).decode()}",
-                hint="it was lost, and messages with it: look for a snapshot of it; hbase shell -n "
-                "etc/hbase/tables.rb creates an empty one",
+                f"HBase has rows in table {used[0].decode()}, but no table {min(lost).decode()}",
+                hint="the table was lost, and messages with it: look for a snapshot; hbase shell -n "
+                "etc/hbase/tables.rb creates an empty table",
             )
 
     async def _there(self, pool: Pool) -> list[bytes]:
@@ -206,7 +206,7 @@ class Tables:
 
 
 async def _wait_until_enabled(pool: Pool, names: Sequence[bytes]) -> None:
-    """Wait until all tables are enabled: one that another instance or a script is creating is not, for some seconds.
+    """Wait until all tables are enabled, which takes a few seconds while another instance or a script creates one.
 
     The gateway does not distinguish a table that is being enabled from one that was disabled on purpose, so the latter
     is only refused after the store's timeout.

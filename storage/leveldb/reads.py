@@ -2,7 +2,7 @@
 
 The rows of a topic are in the order of their ids, so one volume's rows usually follow another's, and a scan reads the
 volumes in sequence. Where volumes overlap (a payload stored late, a topic removed and copied back) their rows are
-merged; of two rows with one key, the newer volume's wins.
+merged; of two rows with the same key, the newer volume's wins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from storage.leveldb.volume import Volume
     from storage.leveldb.volume_set import VolumeRange, VolumeSet
 
-#: Rows between a dead range and a row that LevelDB cannot step over: at most those of a block of some KiB.
+#: Rows between a dead range and a row that LevelDB cannot step over: no more than fit into a block of a few KiB.
 MAX_REST_ROWS = 10_000
 
 
@@ -183,7 +183,7 @@ def _up_to_dead(rows: Iterable[Row], stop: bytes, rest: Callable[[bytes], list[R
 
 
 def _few_rows(database: Readable, table: Table, start: bytes, stop: bytes, *, values: bool) -> list[Row]:
-    """Return the rows of a short range. Raises plyvel's errors, and one of them if the range is not short."""
+    """Return the rows of a short range. Raises plyvel's errors, and RuntimeError if the range is not short."""
     with database.rows(table, start, stop, values=values) as rows:
         found = list(islice(rows, MAX_REST_ROWS + 1))
     if len(found) > MAX_REST_ROWS:
@@ -192,7 +192,7 @@ def _few_rows(database: Readable, table: Table, start: bytes, stop: bytes, *, va
 
 
 def _newest_of(rows: list[Iterable[Row]], *, reverse: bool) -> Iterator[Row]:
-    """Merge the rows of several volumes, given newest first, in key order; of one key the first row wins."""
+    """Merge the rows of several volumes, given newest first, in key order; of equal keys the first row wins."""
     before: bytes | None = None
     for row in merge(*rows, key=lambda row: row[0], reverse=reverse):
         if row[0] != before:

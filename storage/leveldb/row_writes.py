@@ -90,7 +90,7 @@ class RowWrites:
         """Remove a row if there is one.
 
         Args:
-          if_readable: leave a row in a damaged pack: no row of that can be read or kept.
+          if_readable: leave a row in a damaged pack, none of whose rows can be read or kept.
         """
         if not self._volume.may_be_packed(table, key):
             self._batch.delete(_TABLE_BYTE[table] + key)

@@ -261,5 +261,5 @@ def test_a_load_that_one_side_refuses_has_no_rate():
         def pointer(self, running):
             return 1
 
-    with open_directory() as home, pytest.raises(RuntimeError, match="not only 200"):
+    with open_directory() as home, pytest.raises(RuntimeError, match="statuses other than 200"):
         both.measure([Refuses()], SMALL, home, lambda line: None)

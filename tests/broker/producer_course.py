@@ -107,7 +107,7 @@ class Stage:
         return receipt
 
     async def find_out(self, client):
-        """Find out the outcome of the request in doubt, and have it stored."""
+        """Find out the outcome of the request in doubt, and make sure that it is stored."""
         request, client.doubtful = client.doubtful, None
         if request is None:
             return
@@ -115,7 +115,7 @@ class Stage:
         if last is not None:
             missing = [each for each in request["sequenceIds"] if each > last]
             if request.get("atomic"):
-                assert missing in ([], request["sequenceIds"]), "a part of an atomic request took"
+                assert missing in ([], request["sequenceIds"]), "a part of an atomic request took effect"
             if not missing:
                 return
             request |= {"producerEpoch": client.epoch, "generation": client.generation}
@@ -125,7 +125,7 @@ class Stage:
     # --- readers ---------------------------------------------------------------------------------
 
     async def look(self):
-        """Check that batches are complete, receipts true, and each message there once and in its producer's order."""
+        """Check that batches are complete, receipts true, and messages present once and in their producer's order."""
         payloads = [each["payload"] for each in (await self.insist("POST", POLL, {})).json()]
         assert len(payloads) == len(set(payloads)), payloads
         for client in self.clients:
@@ -139,7 +139,7 @@ class Stage:
         return payloads
 
     async def check(self):
-        """Check at the end that every message is there once, and that the producers' records agree."""
+        """Check at the end that every message is present once, and that the producers' records agree."""
         payloads = await self.look()
         known = {each["producer"]: each for each in (await self.insist("GET", PRODUCERS)).json()["producers"]}
         for client in self.clients:

@@ -81,7 +81,7 @@ def test_switches_refuse_other_words(raw):
 
 
 def test_an_invalid_choice_is_refused_with_the_valid_ones():
-    with pytest.raises(ValueError, match="'xml' is none of text, json"):
+    with pytest.raises(ValueError, match="'xml' is not one of text, json"):
         read_value(CHOICE, "xml", text=True)
 
 

@@ -131,7 +131,7 @@ def test_a_token_is_sent_as_a_bearer_token(gate, topics, tmp_path):
     assert gate.seen[-1][1] is None
 
 
-def test_a_replaced_token_file_is_read_again_after_a_401_once(gate, topics, tmp_path):
+def test_a_replaced_token_file_is_read_again_once_after_a_401(gate, topics, tmp_path):
     file = tmp_path / "token"
     file.write_text("psg_one")
     gate.accepted.add("psg_one")
@@ -149,7 +149,7 @@ def test_a_replaced_token_file_is_read_again_after_a_401_once(gate, topics, tmp_
     assert len(gate.seen) == 1  # the file contains no other token
 
 
-def test_a_token_file_that_is_away_for_a_moment_leaves_the_refusal(gate, topics, tmp_path):
+def test_while_the_token_file_is_missing_the_401_is_raised(gate, topics, tmp_path):
     file = tmp_path / "token"
     file.write_text("psg_one")
     with pytest.raises(Unauthenticated):
@@ -157,7 +157,7 @@ def test_a_token_file_that_is_away_for_a_moment_leaves_the_refusal(gate, topics,
 
 
 @pytest.mark.parametrize("client", [ThreadsClient, AsyncClient])
-def test_no_token_is_sent_in_plain_to_another_machine(client):
+def test_no_token_is_sent_unencrypted_to_another_machine(client):
     for url in ("http://10.0.0.1:7420", "http://queue.example", "http://[2001:db8::1]", "http://localhost.example"):
         with pytest.raises(InvalidParameter, match="unencrypted") as caught:
             client(["http://127.0.0.1:1", url], token="psg_secret")
@@ -185,7 +185,7 @@ def test_an_unusable_credential_is_refused_when_the_client_is_made(options, said
             client("https://queue.example", **options)
 
 
-def test_an_owner_that_is_reached_unencrypted_is_not_followed_with_a_token():
+def test_a_client_with_a_token_does_not_follow_to_an_unencrypted_owner_on_another_machine():
     channel = ThreadsClient("http://127.0.0.1:1", token="psg_secret")._channel
     path = "/v1/namespaces/ns/topics/t"
     for address, url in (("10.0.0.1:7420", "http://127.0.0.1:1"), ("127.0.0.2:7420", "http://127.0.0.2:7420")):
@@ -223,7 +223,7 @@ def test_the_given_authority_is_trusted_and_no_other(authority, topics, tmp_path
         secured.close()
 
 
-def test_new_connections_show_a_replaced_certificate(authority, topics, monkeypatch):
+def test_new_connections_present_a_replaced_certificate(authority, topics, monkeypatch):
     monkeypatch.setattr("plainsong.credentials._LOOK_S", 0.0)
     server, mine = authority.issue("server"), authority.issue("mine", common_name="before")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -274,7 +274,7 @@ def test_a_daemon_that_requires_certificates_gets_one(demanding, topics):
     assert caught.value.outcome != "applied"
 
 
-def test_a_certificate_that_is_not_trusted_is_named_with_what_to_give(demanding, topics):
+def test_the_error_for_an_untrusted_certificate_names_the_option_to_set(demanding, topics):
     daemon, authority = demanding
     with pytest.raises(ConnectFailed, match="its certificate is not trusted: ") as caught:
         topics(f"https://127.0.0.1:{daemon.address[1]}", certificate=tuple(authority.issue("client")))
@@ -284,7 +284,7 @@ def test_a_certificate_that_is_not_trusted_is_named_with_what_to_give(demanding,
 
 
 @pytest.mark.parametrize("loop", [None, "asyncio", "trio"])
-def test_a_stream_names_a_certificate_that_is_not_trusted(demanding, loop):
+def test_the_error_of_a_stream_names_an_untrusted_certificate(demanding, loop):
     url = f"https://127.0.0.1:{demanding[0].address[1]}"
 
     def by_threads() -> None:

@@ -56,7 +56,7 @@ def outcome_of(line: Line, size: int, deadline_s: float | None = None) -> Any:
         return error
 
 
-def test_a_body_has_a_second_more_for_each_16_kib_of_it():
+def test_the_timeout_grows_by_a_second_for_each_16_kib_of_the_body():
     line = Line(60)
     assert outcome_of(line, MIB, 120).first_id == pack_id(5, 0)
     assert [send.timeout_s for send in line.sent] == [30 + 64]
@@ -68,7 +68,7 @@ def test_a_small_body_has_the_request_timeout():
     assert line.now_s == 30
 
 
-def test_a_silent_daemon_is_left_for_another_one_as_soon_as_with_a_small_body():
+def test_a_large_body_does_not_delay_the_change_from_a_silent_daemon_to_another():
     def answer(send: Send) -> Answer | Failure:
         if send.url == "http://two":
             return RECEIPT
@@ -100,7 +100,7 @@ def deliver(line: Line, size: int, limit_s: float) -> Any:
         return error
 
 
-def test_a_request_of_a_producer_is_not_queried_while_it_may_still_be_on_its_way():
+def test_the_outcome_of_a_request_is_not_queried_while_it_may_still_be_in_flight():
     topic = Topic()
     line = Line(29, topic.carry)
     assert deliver(line, MIB, 120).last_sequence_id == 0
@@ -117,7 +117,7 @@ def test_the_delivery_timeout_of_a_producer_holds_for_every_body():
     assert [send.timeout_s for send in line.sent if is_publish(send)] == [40]
 
 
-def test_the_answer_to_a_large_request_of_a_stream_may_take_as_much_longer():
+def test_the_answer_to_a_large_request_of_a_stream_has_the_same_longer_timeout():
     Stream = {"async": AsyncStream, "sync": sync_stream.Stream}[kind().name]  # noqa: N806
     stream = Stream(Line(0).channel(), "t", serializer=None, max_pending_bytes=MIB)
     assert stream._answer_s() == 30

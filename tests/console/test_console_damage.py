@@ -35,7 +35,7 @@ async def damage(data: Path, *message_ids: bytes) -> None:
 def damaged(
     browser: Chrome, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Screen, Client, list[str]]]:
-    """A daemon with four messages; the second is unreadable, or as many from there on as the test requests."""
+    """A daemon with four messages. The second is unreadable, or as many from the second on as the test requests."""
     count = getattr(request, "param", 1)
     data = tmp_path / "data"
     with Daemon(data) as daemon, Client("http://{}:{}".format(*daemon.address), namespace="shop") as client:
@@ -52,7 +52,7 @@ def damaged(
 
 
 def set_aside(screen: Screen, first: str, last: str) -> None:
-    """Set rows aside without using this page."""
+    """Set rows aside without the page under test."""
     host, _, port = urlsplit(screen.url).netloc.partition(":")
     body = json.dumps({"from": first, "to": last}).encode()
     path = "/v1/namespaces/shop/topics/orders/set-aside"
@@ -111,13 +111,13 @@ def test_a_page_with_damaged_neighbours_shows_them_as_one_when_they_are_set_asid
 ):
     screen, client, ids = damaged
     screen.open("/console/topics/shop/orders", "message-row")
-    screen.until("all that there are", lambda: screen.rows() == ids[::-1])
+    screen.until("all messages are shown", lambda: screen.rows() == ids[::-1])
     set_aside(screen, ids[1], ids[2])
     client.publish("orders", [b"e"])
     screen.says("message-row", "2 rows", "readers skip them", state="set-aside", id=ids[1])
     assert screen.rows() == [ids[3], ids[1], ids[0]]
     screen.open("/console/topics/shop/orders", "message-row")
-    screen.until("the same anew", lambda: screen.rows()[1:] == [ids[3], ids[1], ids[0]])
+    screen.until("the same rows and the new one are shown", lambda: screen.rows()[1:] == [ids[3], ids[1], ids[0]])
 
 
 def test_findings_of_the_scrub_are_set_aside_from_their_list(damaged: tuple[Screen, Client, list[str]]):
@@ -131,7 +131,7 @@ def test_findings_of_the_scrub_are_set_aside_from_their_list(damaged: tuple[Scre
         screen.click("refresh")
         return bool(screen.all("finding-row"))
 
-    screen.until("it is found", found)
+    screen.until("the finding is listed", found)
     screen.says("finding-row", ids[1])
     screen.click("set-aside")
     screen.says("confirm-text", "1 row of them cannot be parsed")

@@ -148,7 +148,7 @@ async def test_a_lost_table_is_not_created_again_next_to_the_rows_of_the_others(
             await made._pool.call(call, table)
         for _ in range(2):
             error = await refused([hbase.address], options)
-            assert f"and no table {table.decode()}" in error.detail
+            assert f"but no table {table.decode()}" in error.detail
 
 
 async def test_creating_the_tables_continues_where_it_was_interrupted(hbase):

@@ -33,7 +33,7 @@ class Old:
         return Reply("answered")
 
 
-async def test_to_version_0_1_a_route_of_the_lane_is_hot_and_any_other_a_view_and_our_way_is_tried_once():
+async def test_version_0_1_gets_hot_and_view_calls_after_one_attempt_in_the_new_format():
     link: Any = Old()
     publish = Request(TOPIC, "ttl=7", {"content-type": "application/json", "x": "y"}, b"{}", "r1", 5)
     assert (await call_route(link, "publish", publish)).value == "answered"

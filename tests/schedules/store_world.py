@@ -221,7 +221,7 @@ class StoreWorld(World):
                 return await self.store.claim(name)
             except StoreError as error:
                 self._allow(error, "a claim")
-        raise Wrong("the store cannot be reopened on a disk that is well")
+        raise Wrong("the store cannot be reopened on a disk that works again")
 
     async def _settle(self, prefix: bytes) -> None:
         """Resolve unknown outcomes from the rows that exist: the topic is claimed and has no commit in progress."""

@@ -105,7 +105,7 @@ class SimulatedStage(Stage):
     sizes = (1, 1, 1, 2, 3, 12)
     limits = (2, 7, None)
     timeouts_s = (1, 2, 30)
-    #: Number of normal rests; after these, clients rest longer, because longer histories find hardly more mistakes.
+    #: Number of normal rests; after these, clients rest longer, because longer histories find hardly any more mistakes.
     LIVELY = 80
     _rests = 0
 
@@ -348,7 +348,7 @@ class World:
 
     async def _drift(self) -> None:
         instance, rate = self.rng.choice(self.instances), self.rng.choice((0.5, 0.9, 1.1, 2.0))
-        self.tell(f"the clock of {instance.name} goes at {rate}")
+        self.tell(f"the clock of {instance.name} runs at {rate}")
         self._read_clocks()
         instance.clock.drift(rate)
 
@@ -358,7 +358,7 @@ class World:
         instance.weather.fails, instance.weather.reads_fail = 0.2, self.rng.choice((0.0, 0.02))
         await time_now().sleep(self._while_s(3.0))
         instance.weather.fails = instance.weather.reads_fail = 0.0
-        self.tell(f"the disk of {instance.name} is well")
+        self.tell(f"the disk of {instance.name} works again")
 
     async def _slow(self) -> None:
         instance = self.rng.choice(self.instances)
@@ -386,13 +386,13 @@ class World:
         places = ["client", *(each.name for each in self.instances)]
         one, other = self.rng.sample(places, 2)
         both = self.rng.random() < 0.5
-        self.tell(f"nothing gets from {one} to {other}" + " nor back" * both)
+        self.tell(f"nothing gets from {one} to {other}" + " or back" * both)
         self.network.hold(one, other)
         if both:
             self.network.hold(other, one)
         await time_now().sleep(self._while_s(13.0))
         self.network.heal()
-        self.tell("the network is well")
+        self.tell("the network works again")
 
     async def _break(self) -> None:
         instance = self.rng.choice(self.instances)
@@ -415,7 +415,7 @@ class World:
                 await time_now().sleep(0.1)
         for each in self.instances:
             await self._tell_later(each, 0.0, {})
-        self.tell("nothing is wrong any more")
+        self.tell("all faults have ended")
 
 
 NAMED: dict[str, Callable[..., Awaitable[None]]] = {
@@ -493,7 +493,7 @@ def plan_of(seed: int) -> Plan:
 
 
 def _take_few(positions: PositionSequence, now_ms: int, count: int) -> list[Run]:
-    """Do as ``PositionSequence.take``, in a topic whose milliseconds are almost full from the start."""
+    """Like ``PositionSequence.take``, in a topic whose milliseconds are almost full from the start."""
     if now_ms > positions.last_ts_ms:
         positions.advance_past(now_ms, SEQUENCES_PER_MS - 1 - FEW)
     return TAKE(positions, now_ms, count)
@@ -526,7 +526,7 @@ async def _run_here(work: Callable[..., T], *arguments: object, **_: object) -> 
 
 
 def _stuck(*_: object) -> None:
-    raise RuntimeError(f"it used {STUCK_S} s of processor time")
+    raise RuntimeError(f"the history used {STUCK_S} s of processor time")
 
 
 async def _simulate(plan: Plan, story: list[str]) -> Report:
@@ -537,7 +537,7 @@ async def _simulate(plan: Plan, story: list[str]) -> Report:
             await world.run()
         stage = world.stage
         if limit.cancelled_caught:
-            stage.surprises.append(f"it was not over {QUIET_S} s after all was well: {list(stage.last)[-3:]}")
+            stage.surprises.append(f"unfinished {QUIET_S} s after the last fault: {list(stage.last)[-3:]}")
         anomalies: list[tuple[str, str]] = [] if limit.cancelled_caught else [*check(stage.history)]
         anomalies += brief.judged(stage.brief)
         anomalies += [("garden", text) for text in stage.garden.wrong]

@@ -158,7 +158,7 @@ def test_errors_are_raised_in_the_query(spark, tables):
     assert "binary, not string" in refusal(load(spark, tables, topic, "payload string").collect)
     assert "topic demo:spark-nowhere does not exist" in refusal(load(spark, tables, "spark-nowhere").collect)
     del options["namespace"]
-    # It is the namespace default then, as everywhere.
+    # Without the option, the namespace is ``default``, as everywhere.
     found = refusal(spark.read.format("plainsong").options(**options).load().collect)
     assert f"topic default:{topic} does not exist" in found
 
@@ -209,6 +209,6 @@ def test_expiry_and_recreation_stop_a_query_with_their_own_errors(spark, tables)
 
 
 def test_no_reader_takes_filters():
-    """Spark 4.3 answers queries wrongly when one does: see docs/spark.md."""
+    """Spark 4.3 returns wrong results if a reader accepts filters: see docs/spark.md."""
     assert BatchReader.pushFilters is DataSourceReader.pushFilters
     assert not hasattr(StreamReader, "pushFilters")

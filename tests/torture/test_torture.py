@@ -55,7 +55,7 @@ async def test_after_a_power_cut_everything_acknowledged_is_present_and_nothing_
         assert verdict.is_good, str(verdict)
 
 
-async def test_a_disk_that_reports_syncs_it_did_not_make_is_found_out(tmp_path, made):
+async def test_a_disk_that_reports_syncs_it_did_not_make_is_detected(tmp_path, made):
     """This shows that images do lose data, and that the checker detects it."""
     recording = await record(tmp_path, made, SEED, acknowledged=20)
     verdict = await judge(recording, len(recording.records), "lost", tmp_path / "image", SEED, lies=".log")

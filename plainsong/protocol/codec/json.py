@@ -55,7 +55,7 @@ def put_messages(request: dict[str, Any], given: Any) -> None:
     """Add ``messages`` to the request's fields, and lists of the other fields of its items.
 
     Raises:
-      MalformedBody, UnknownField: an entry has neither form, or a field that the request has as a list too.
+      MalformedBody, UnknownField: an entry has neither form, or a field that the request also has as a list.
       InvalidSequenceIds: some items have a sequence id and some have none.
       RequestTooLarge: more than ``MAX_MESSAGES``.
     """
@@ -336,7 +336,7 @@ def payload_writer(*, payload_base64: bool) -> Callable[[bytes], str]:
 
 
 def payload_pieces(raw: bytes, *, payload_base64: bool) -> Iterator[bytes]:
-    """A long payload as ``payload_writer`` writes it, in pieces; they are empty while it is checked for text."""
+    """A long payload as ``payload_writer`` writes it, in pieces: empty ones while the payload is checked for UTF-8."""
     texts: list[str] = []
     if not payload_base64:
         decoder = getincrementaldecoder("utf-8")()

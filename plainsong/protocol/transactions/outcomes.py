@@ -48,7 +48,7 @@ def _after(records: Sequence[Record], ask: ListAll) -> Sequence[Record]:
     if at is not None:
         return records[at + 1 :]
     if ask.state in ("committed", "aborted"):
-        return records  # in the order of decisions, so that it was forgotten before all of these
+        return records  # these are in the order of decision, so all of them come after the forgotten one
     return [record for record in records if record.transaction_id > ask.after]
 
 
@@ -91,8 +91,8 @@ def _status(ledger: Ledger, record: Record, now: ManagerNow) -> TransactionStatu
 def as_of(ledger: Ledger, step: ManagerStep, ask: AsOf, now: ManagerNow) -> Moment:
     """Return the transactions decided by a moment; later decisions get times after it.
 
-    That is made durable with the answer: the next owner's clock may be behind, and its commits must not change what
-    readers as of the moment have seen.
+    This promise is made durable with the answer: the next owner's clock may be behind, and its commits must not change
+    what readers have seen as of the moment.
     """
     head, at_ms = ledger.head, ask.at_ms
     if at_ms < head.oldest_ms:
