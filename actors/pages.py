@@ -57,7 +57,7 @@ V = TypeVar("V")
 log = logging.getLogger(__name__)
 #: Concurrent reads ahead.
 AT_ONCE = 1
-#: After a page of at least this many bytes, as much as that page may have is read ahead.
+#: After a page of at least this many bytes, a whole page is read ahead, up to the same limits.
 LARGE_BYTES = 64 << 10
 #: Such a page is read ahead for readers that take at least this long from one page to the next request. A load
 #: generator in C takes 0.6 ms for 10 000 messages of 100 bytes, the Python client 6 ms.
@@ -195,7 +195,7 @@ class Pages:
         return page
 
     def _in_memory(self, cache: TopicCache, span: Span, paging: Paging) -> Page | None:
-        """Return a page if it is in memory, else None; read on if it is near the end of what was read ahead."""
+        """Return a page if it is in memory, else None. If it is near the end of the chunk, begin to read the next."""
         if feed_cached(cache, span, paging):
             return paging.page()
         kept = feed_kept(cache, span, paging)
@@ -213,7 +213,7 @@ class Pages:
         Args:
           bounds: of the page.
           arrived_s: when it was requested.
-          turn: ``KeptChunks.turn`` of when the span was made.
+          turn: the value of ``KeptChunks.turn`` when the span was made.
         """
         assert page.last_id is not None  # it has messages
         following = replace(span, since=after(page.last_id))

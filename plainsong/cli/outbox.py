@@ -54,7 +54,7 @@ def with_sql(command: F) -> F:
             raise CommandFailed(str(missing).partition(":")[0], hint="pip install 'plainsong-client[sql]'") from missing
         return command(sql, *args, **named)
 
-    return loaded  # type: ignore[return-value] # it takes what the command takes, without the module
+    return loaded  # type: ignore[return-value] # the command's parameters without the module
 
 
 @contextmanager
@@ -210,8 +210,8 @@ def decide(
     """Let a topic continue after `outbox_in_doubt`.
 
     Messages were in flight when the topic was deleted and created again, the
-    daemon forgot the relay, or the database was restored from a backup. Whether
-    the topic has them cannot be found out automatically: look, and decide. Stop
+    daemon forgot the relay, or the database was restored from a backup. It cannot
+    be determined automatically whether the topic has them: look, and decide. Stop
     the relay first.
     """
     if resend is None:

@@ -53,7 +53,7 @@ def test_a_cluster_is_chosen_by_where_its_zookeeper_is():
 @pytest.mark.parametrize(
     "said", ["zk", "zk:2181,", "zk:port", "zk:2181/a b", "zk:99999", "zk:2181/../x", "http://zk:2181", "zk:2181/./x"]
 )
-def test_an_invalid_ensemble_is_refused_by_its_name(said):
+def test_the_error_for_an_invalid_ensemble_names_the_setting(said):
     assert "cluster.zookeeper" in refused(HBASE | {"cluster.zookeeper": said})
 
 
@@ -74,7 +74,7 @@ def test_an_invalid_ensemble_is_refused_by_its_name(said):
         ({"transactions.abort_deadline_s": 15, "cluster.session_timeout_s": 20}, "at least 23, or leave it out"),
     ],
 )
-def test_settings_that_make_no_cluster_are_refused(flags, says):
+def test_invalid_settings_of_a_cluster_are_refused(flags, says):
     assert says in refused(HBASE | flags)
 
 

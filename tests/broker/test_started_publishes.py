@@ -121,7 +121,7 @@ async def test_the_answer_to_a_commit_prepared_during_a_sync_is_sent_once_its_ou
 
 
 @pytest.mark.parametrize("verb", ["publish", "store"])
-async def test_a_body_that_takes_long_to_decode_is_answered_like_any(verb):
+async def test_a_body_that_takes_long_to_decode_is_answered_like_any_other(verb):
     async with in_process() as daemon:
         await daemon.create()
         _, pointer = await transaction(daemon)
@@ -147,7 +147,7 @@ async def test_a_producer_waits_for_its_topic_no_longer_than_its_limit(size, aut
         assert not len(daemon.service.publishing.deadlines)
 
 
-async def test_a_body_that_cannot_be_stored_is_refused_like_any():
+async def test_a_body_that_cannot_be_stored_is_refused_like_any_other():
     async with in_process() as daemon:
         await daemon.create()
         with pytest.raises(TransactionRequired, match="write pointer"):

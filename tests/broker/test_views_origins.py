@@ -38,7 +38,7 @@ async def topic_of(daemon, rows):
 
 
 #: Rows that may be removed one by one contain their index in the request; version 0.1 wrote it to every row.
-FORMS = pytest.mark.parametrize("indexed", [False, True], ids=["rows as they are", "rows with an index"])
+FORMS = pytest.mark.parametrize("indexed", [False, True], ids=["rows without an index", "rows with an index"])
 
 
 def followers(ms, indexes, first, *, indexed, pointer=None, payload=b"m"):

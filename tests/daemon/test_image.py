@@ -26,7 +26,7 @@ from tests.daemon.harness import ROOT, clean_environ, eventually
 from tests.patience import PATIENCE_S
 
 BASE = os.environ.get("PLAINSONG_IMAGE_BASE", "")
-#: Building and starting an image are mostly work of other programs.
+#: Most of the time to build and start an image is spent in other programs.
 BUILD_PATIENCE_S = 20 * PATIENCE_S
 
 pytestmark = [
@@ -108,9 +108,7 @@ def program_below(pid: int) -> int:
         (pid,) = below
 
 
-def test_the_image_is_started_by_a_user_that_is_not_root_lives_is_published_to_and_leaves_in_good_order(
-    builder: Builder, image: str
-) -> None:
+def test_the_image_starts_without_root_accepts_a_publish_and_stops_cleanly(builder: Builder, image: str) -> None:
     config = config_of(builder, image)
     assert (config["User"], config["StopSignal"], list(config["Volumes"])) == ("10001:10001", "SIGTERM", ["/data"])
     container = builder.run("from", image)

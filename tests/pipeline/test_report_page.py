@@ -1,4 +1,4 @@
-"""The page is one file that needs nothing else, follows light and dark, and says what its figures are made of."""
+"""The page is one file that needs nothing else, follows light and dark, and says how its figures are computed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_section_names_its_sources_and_what_is_not_known(made):
     assert "c: a <note> about it" in as_json(made)["notes"]
 
 
-def test_the_same_report_is_the_same_page(made, tmp_path):
+def test_the_same_report_gives_the_same_page(made, tmp_path):
     write_page(made, tmp_path / "one.html")
     assert (tmp_path / "one.html").read_text() == page_of(made)
     assert [path.name for path in tmp_path.iterdir()] == ["one.html"]
@@ -97,7 +97,7 @@ def test_an_empty_topic_makes_a_page_too(spark):
     assert "ns:a" in "\n".join(lines_of(empty))
 
 
-def test_where_no_message_was_held_up_words_say_so_instead_of_a_plot(made):
+def test_if_no_message_was_held_up_a_sentence_replaces_the_plot(made):
     at_once = [{**row, "p50_ms": 0, "p99_ms": 0, "max_ms": 0} for row in made.latency_steps]
     page = page_of(replace(made, latency_steps=at_once))
     assert "None of the readable messages was held" in page
@@ -122,14 +122,14 @@ def test_steps_are_round_and_few_unless_asked_for(range_s, step_s):
     assert grid.steps <= 120
 
 
-def test_a_range_of_nothing_and_one_of_too_many_steps_are_refused():
+def test_an_empty_range_and_a_range_with_too_many_steps_are_refused():
     with pytest.raises(InvalidParameter, match="empty"):
         grid_over(START_MS, START_MS)
     with pytest.raises(InvalidParameter, match="steps"):
         grid_over(START_MS, START_MS + 86_400_000, 1)
 
 
-def test_an_archive_that_reaches_the_topic_makes_sizes_known_from_where_it_begins():
+def test_with_an_archive_that_joins_up_with_the_topic_sizes_are_known_from_its_start():
     topic = FACTS[0]
     until = topic.known_from_ms
     assert with_archive(topic, [(10, 20), (30, until)], False).known_from_ms == 30
@@ -144,7 +144,7 @@ def test_an_archive_that_reaches_the_topic_makes_sizes_known_from_where_it_begin
 
 @pytest.fixture
 def _no_job(monkeypatch):
-    """Neither the daemon nor Spark is asked."""
+    """Fail if the daemon or Spark is used."""
 
     def never(*_):
         raise AssertionError("the job has begun")
@@ -200,7 +200,7 @@ def test_lines_of_one_plot_have_different_colours_however_many_topics_there_are(
     assert len({colour for _, colour in lines}) == page.MAX_LINES
 
 
-def test_a_long_name_leaves_the_plot_its_width(made):
+def test_a_long_name_does_not_narrow_the_plot(made):
     name = "ns:" + "orders-of-the-northern-warehouse-" * 4 + "17"
     report = replace(
         made,
@@ -241,7 +241,7 @@ def test_the_rate_of_a_quiet_topic_is_not_0(rate, said):
     assert show_rate(rate) == said
 
 
-def test_numbers_are_grouped_alike_everywhere(made):
+def test_numbers_are_grouped_the_same_way_everywhere(made):
     large = replace(made, messages=5_483)
     assert "from 5 483 messages of" in page_of(large)
     assert show_count(2000) == page._count(2000.0, None) == "2 000"

@@ -172,7 +172,7 @@ def test_a_run_longer_than_one_ask_is_cut_and_keeps_its_order():
     assert flat(parts) == [(number, [b""]) for number in range(count)]
 
 
-def test_a_request_with_fields_that_cannot_be_read_is_refused_alone():
+def test_only_the_request_with_unreadable_fields_is_refused():
     wrong = msgpack.packb([2, {"messages": [b"x"], "ttlSecond": 5}])
     parts, fault = read(stream.encode_single(1, b"a") + wrong + stream.encode_single(3, b"b"))
     assert fault is None

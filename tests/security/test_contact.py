@@ -14,7 +14,7 @@ PATH = "/.well-known/security.txt"
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_the_security_contact_is_shown_without_a_name(tmp_path, listener):
+async def test_the_security_contact_is_shown_without_authentication(tmp_path, listener):
     contact = "mailto:security@example.org, https://example.org/report"
     async with named(tmp_path, listener=listener, security__contact=contact) as daemon:
         answer = await daemon.ask(None, "GET", PATH)
