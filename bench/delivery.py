@@ -39,7 +39,7 @@ def measure_delivery(profile: Profile, scratch: Path, say: Callable[[str], None]
             found = _deliver(ours.port, profile.committed_s, stored)
         values = {label: Spread.of([found[key]]) for label, key in _MEASURES.items()}
         section.rows.append(Row({"stored beside": stored}, values))
-        say(f"delivery, {stored} stored beside: p50 {found['p50_ms']:.1f}, p99 {found['p99_ms']:.1f} ms")
+        say(f"delivery, {stored} stored by the transaction: p50 {found['p50_ms']:.1f}, p99 {found['p99_ms']:.1f} ms")
     return section
 
 

@@ -400,7 +400,7 @@ def judge(runs: Sequence[Run], rings: Sequence[Ring]) -> int:
             say("\n".join(f"  {name}" for name in run.failed))
         if run.unstable:
             say(
-                f"\nUNSTABLE in {run.ring.name}, to be repaired: failed beside other rings, passed alone. How each failed is"
+                f"\nUNSTABLE in {run.ring.name}, to be repaired: failed next to other rings, passed alone. How each failed is"
             )
             say(f"in {run.output.with_suffix('.first.txt').name}; the ring alone: {run.ring.command}")
             say("\n".join(f"  {name}" for name in run.unstable))

@@ -83,7 +83,7 @@ export class Page extends Component {
     this.props.app.live.detach(this);
   }
 
-  // An idle daemon sends nothing, but time passes. While it is away, or the page is hidden, nothing is redrawn.
+  // An idle daemon sends nothing, but time passes. While it is unavailable, or the page is hidden, nothing is redrawn.
   tick() {
     if (this.state.at && this.props.app.live.word === "live") this.setState({ ticked: now() });
   }

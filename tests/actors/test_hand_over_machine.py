@@ -110,7 +110,7 @@ async def run(steps):
         with trio.move_on_after(60):
             await read_or_deposed(harnesses["a"])  # this owner may detect only now that it was replaced
             return course, await harnesses["a"].read(cached=False)
-        raise AssertionError("nobody serves the topic")
+        raise AssertionError("no instance serves the topic")
 
 
 async def read_or_deposed(harness):

@@ -297,7 +297,7 @@ class Elsewhere:
 
     def _may_fail(self, what):
         if self.fails == what:
-            raise TransactionsUnavailable(f"{what} is away")
+            raise TransactionsUnavailable(f"{what} is unavailable")
 
     def begin_pass(self):
         self._may_fail("begin")

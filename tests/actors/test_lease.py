@@ -327,7 +327,7 @@ def test_one_of_two_registered_standbys_takes_over_once_the_primary_has_ended():
     assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [orphaned]))] == []
 
 
-def test_a_primary_without_a_standby_acknowledges_while_its_object_store_is_away():
+def test_a_primary_without_a_standby_acknowledges_while_its_object_store_is_unavailable():
     assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [alone]))] == []
 
 

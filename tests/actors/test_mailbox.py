@@ -125,12 +125,12 @@ async def test_drained_requests_get_the_reason(nursery):
     await wait_all_tasks_blocked()
     assert len(told) == 3
     assert (len(mailbox), mailbox.bytes) == (0, 0)
-    mailbox.drain(lambda: Recovering("nobody is there"))
+    mailbox.drain(lambda: Recovering("no receiver"))
 
 
-async def test_requests_are_refused_while_the_receiver_is_away():
+async def test_requests_are_refused_while_the_receiver_is_unavailable():
     mailbox = Mailbox(10, 100)
-    mailbox.closed_for = lambda: Recovering("the store is away")
+    mailbox.closed_for = lambda: Recovering("the store is unavailable")
     with pytest.raises(Recovering, match="away"):
         mailbox.put(Ticket(Describe()))
     mailbox.closed_for = None

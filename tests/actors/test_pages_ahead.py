@@ -129,7 +129,7 @@ async def test_a_request_during_a_read_ahead_waits_for_it(limit, more_scans):
             before = harness.store.calls["scan"]
             nursery.start_soon(read)
             await wait_all_tasks_blocked()
-            assert (len(pages), harness.store.calls["scan"]) == (0, before), "nobody reads it besides"
+            assert (len(pages), harness.store.calls["scan"]) == (0, before), "it is read only once"
             harness.store.release("scan")
         await wait_all_tasks_blocked()
         assert harness.store.calls["scan"] == before + more_scans, "behind a page the next one"

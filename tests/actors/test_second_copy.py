@@ -215,7 +215,7 @@ def is_seal(name, data):
     return name.startswith("log/") and not is_segment(data)
 
 
-async def test_commits_wait_while_the_object_store_is_away_and_then_all_count(tmp_path, objects):
+async def test_commits_wait_while_the_object_store_is_unavailable_and_then_all_count(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.counted()
         objects.away = True

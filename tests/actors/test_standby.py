@@ -1000,7 +1000,9 @@ async def test_a_take_over_whose_client_has_given_up_is_not_tried_later(tmp_path
             nursery.cancel_scope.cancel()
 
 
-async def test_a_take_over_whose_client_left_while_the_object_store_was_away_deposes_no_primary(tmp_path, objects):
+async def test_a_take_over_whose_client_left_while_the_object_store_was_unavailable_deposes_no_primary(
+    tmp_path, objects
+):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(5)
         await running.counted()

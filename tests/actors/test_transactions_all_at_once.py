@@ -224,7 +224,7 @@ async def agree(house):
         for name, what in tx.acknowledged | tx.unknown:
             there = (name, f"{tx.id} {what}") in shown
             assert not there or tx.fate == "committed", "promise 4"
-            assert there or (name, what) in tx.unknown or tx.fate != "committed", "committed, and nobody saw it"
+            assert there or (name, what) in tx.unknown or tx.fate != "committed", "committed, but no reader saw it"
     fates = {tx.fate for tx in house.transactions}
     assert fates == {"committed", "aborted", "invalid"}
     assert house.snapshots

@@ -56,7 +56,7 @@ class Peer:
         self.cluster.lines.refuse(self.me, owner.name)
         home = self.cluster.instances[owner.name].transactions.home
         if home is None or owner.name == self.me:
-            raise NoOwner("nobody owns the transactions")
+            raise NoOwner("no instance owns the transactions")
         return home
 
     async def sync(self, known, wait_ms=0):

@@ -42,7 +42,7 @@ class SlowStore(MemoryStore):
         await super().scan(*args, **more)
         await trio.sleep(SCAN_S)
         if self.failing:
-            raise StoreError("it is away")
+            raise StoreError("it is unavailable")
         self.ended += 1
 
     async def create(self, name):
@@ -105,7 +105,7 @@ async def test_a_read_whose_clients_have_all_left_finishes_once_and_serves_the_n
         with trio.fail_after(0):
             assert list(await catalogue.figures()) == [FIRST]
         await trio.sleep(10 * READ_S)
-        assert store.begun == SCANS, "it is not read for nobody"
+        assert store.begun == SCANS, "without a caller nothing is read"
         assert list(await catalogue.figures()) == [FIRST]
         assert store.begun == store.ended == 2 * SCANS
 
@@ -132,7 +132,7 @@ async def test_a_failed_read_fails_for_all_who_wait_and_the_next_one_starts_over
 
         async def client(first_s):
             await trio.sleep(first_s)
-            with pytest.raises(StoreError, match="it is away"):
+            with pytest.raises(StoreError, match="it is unavailable"):
                 await catalogue.figures()
             failed_s.append(trio.current_time())
 

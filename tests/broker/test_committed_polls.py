@@ -378,7 +378,7 @@ async def test_a_poll_that_meets_an_open_transaction_queries_its_topic_once(daem
     assert len(looks) == 1
 
 
-# --- while the transaction service is away -----------------------------------------------------------
+# --- while the transaction service is unavailable -----------------------------------------------------------
 
 
 REFUSED = {"status": 503, "code": "transactions_unavailable"}
@@ -388,10 +388,10 @@ def take_away(daemon, monkeypatch):
     """Make the service unavailable to every reader."""
 
     async def fresh():
-        raise TransactionsUnavailable("it is away")
+        raise TransactionsUnavailable("it is unavailable")
 
     def view():
-        raise TransactionsUnavailable("it is away")
+        raise TransactionsUnavailable("it is unavailable")
 
     monkeypatch.setattr(daemon.service.authority.transactions, "fresh", fresh)
     monkeypatch.setattr(daemon.service.authority.transactions, "view", view)

@@ -162,7 +162,9 @@ async def test_each_transaction_that_holds_a_stream_is_reported_once(daemon):
         assert payloads(await take(source, 1)) == ["two"]
 
 
-async def test_while_the_transaction_service_is_away_a_committed_stream_serves_decided_messages(daemon, monkeypatch):
+async def test_while_the_transaction_service_is_unavailable_a_committed_stream_serves_decided_messages(
+    daemon, monkeypatch
+):
     await daemon.publish("plain")
     begun = await begin(daemon)
     await under(daemon, begun, "undecided")

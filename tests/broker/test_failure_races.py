@@ -18,7 +18,7 @@ async def test_a_timeout_during_a_publish_leaves_its_transaction_undone(autojump
         async with scene.store.held("b", scene.publish, "b", 2, transaction):
             await scene.pass_time(31)
             await scene.decide(transaction, "commit")
-            assert transaction.undone_s < inf, "it learned that it was too late"
+            assert transaction.undone_s < inf, "the client was refused as too late"
         await scene.look()
         assert await refused(scene.publish, "b", 1, transaction) == "transaction_not_in_progress"
 

@@ -213,7 +213,7 @@ async def test_row_15_requests_of_an_older_session_that_arrive_after_the_opening
         assert await payloads(daemon) == ["p0", "p1"]
 
 
-async def test_row_16_two_programs_with_one_name_and_no_sessions_learn_what_was_dropped(store):
+async def test_row_16_two_programs_with_one_name_and_no_sessions_get_the_dropped_ids(store):
     async with life_of(store) as daemon:
         await send(daemon, [0, 2, 4])
         told = await send(daemon, [1, 3, 5], messages=["q1", "q3", "q5"])

@@ -91,7 +91,7 @@ async def counts(daemon):
     return {(each.labels["route"], each.labels["status"]): each.value for each in family.samples if each.value}
 
 
-async def test_both_listeners_answer_count_and_log_requests_about_topics_alike(caplog):
+async def test_both_listeners_answer_count_and_log_requests_about_topics_in_the_same_way(caplog):
     caplog.set_level(logging.INFO, logger="plainsong.access")
     found = {}
     for listener in ("hot", "application"):
@@ -148,7 +148,7 @@ async def test_topics_are_created_shown_and_listed_without_a_task(monkeypatch):
                 await trio.testing.wait_all_tasks_blocked()
         found = {(each.status, json.loads(each.body or b"{}").get("code")) for each in answers}
         assert found == {(200, None), (409, "topic_exists"), (404, "topic_not_found")}
-        assert not begun("list_topics", {}), "nobody has asked before"
+        assert not begun("list_topics", {}), "there was no earlier request"
         first = await daemon.http.get(TOPICS)
         assert begun("list_topics", {})
         assert (answers[-1].status, answers[-1].body) == (200, first.content) == (200, b'["t"]')

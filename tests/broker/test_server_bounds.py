@@ -44,7 +44,7 @@ async def test_a_body_of_a_hundred_megabytes_is_refused_before_it_is_read(hot: b
 
 @pytest.mark.usefixtures("long_linger")
 @BOTH_WAYS
-async def test_a_client_that_sends_a_refused_body_all_the_same_can_read_why(hot: bool) -> None:
+async def test_a_client_that_sends_a_refused_body_anyway_can_read_the_error(hot: bool) -> None:
     async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"", "Content-Length: 4194304") + bytes(4 << 20))
         assert (await Reader(stream).reply()).code == "body_too_large"

@@ -189,7 +189,7 @@ async def test_a_stream_of_events_reports_each_range_set_aside_once_in_its_place
         assert (await read(source, 3))[0] == ["d", stretches[1], "f"]
 
 
-async def test_a_client_learns_what_its_pages_skipped(listening):
+async def test_pages_report_what_they_skipped(listening):
     await listening.create()
     ids = await published(listening, "a", "b", "c", "d")
     await listening.call("POST", ROUTE, json={"from": ids[1], "to": ids[2]})

@@ -36,7 +36,7 @@ async def test_an_empty_page_is_the_answer_of_a_poll_that_does_not_wait():
         await same(daemon, asked(start_from=last, wait_ms=50))
 
 
-async def test_the_position_of_a_reader_is_recorded_all_the_same():
+async def test_the_position_of_a_reader_is_still_recorded():
     async with in_process() as daemon:
         await daemon.create()
         _, last = await daemon.publish("a", "b")
@@ -179,7 +179,7 @@ async def test_such_answers_contain_no_expired_messages():
     )
 )
 @settings(max_examples=60)
-def test_any_poll_is_answered_alike_with_a_task_and_without(actions):
+def test_every_poll_gets_the_same_answer_with_and_without_a_task(actions):
     async def run():
         async with in_process(cache__max_bytes=1 << 20) as daemon:
             await daemon.create(ttl=10)

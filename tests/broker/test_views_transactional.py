@@ -163,7 +163,7 @@ async def test_the_committed_reader_decides_about_pointers_unknown_here():
         await daemon.create()
         await Transacting(daemon).publish("mine", pointer=(START_MS - 1_000) * 1_000_000 + 7)
         shown = (await Transacting(daemon).look()).json()
-        assert [each["state"] for each in shown] == ["open"], "without a service nobody can say more"
+        assert [each["state"] for each in shown] == ["open"], "without a service no more is known"
 
 
 # --- stats ----------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ ENDS = {
         "commits wait for their interval": (COPY, "test_with_a_setting_at_an_end_of_its_range_everything_is_restored_after_a_restart"),
     },
     "commits wait to be sent": {
-        "the object store is back": (COPY, "test_commits_wait_while_the_object_store_is_away_and_then_all_count"),
+        "the object store is back": (COPY, "test_commits_wait_while_the_object_store_is_unavailable_and_then_all_count"),
         "it allows access again": (COPY, "test_temporarily_refused_access_only_delays_the_copy"),
         "the backlog is full": (COPY, "test_commits_over_the_backlog_make_a_gap_and_count_again_after_a_new_base"),
     },

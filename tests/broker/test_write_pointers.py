@@ -126,7 +126,7 @@ async def test_a_repeated_publish_of_stored_messages_gets_the_same_answer(encodi
 
 
 @every_encoding
-async def test_an_empty_publish_of_nothing_stored_is_answered_all_the_same(encoding):
+async def test_an_empty_publish_is_answered_even_if_nothing_is_stored(encoding):
     async with talking(encoding) as talk:
         assert (await talk.publish(pointer=NOW)).write_pointer == NOW
         assert await talk.poll() == []

@@ -32,7 +32,7 @@ def encoded(sizes: list[int], attributes: bool) -> bytes:
 
 
 @given(st.integers(20, 60), st.integers(0, 60), st.booleans(), st.data())
-def test_both_decoders_judge_one_wrong_byte_alike(count: int, size: int, attributes: bool, data: st.DataObject):
+def test_both_decoders_agree_on_every_wrong_byte(count: int, size: int, attributes: bool, data: st.DataObject):
     body = bytearray(encoded([size] * count, attributes))
     assert outcome(bytes(body), attributes) == walked(bytes(body), attributes)
     at = data.draw(st.integers(0, len(body) - 1))

@@ -126,7 +126,7 @@ def test_only_an_explicit_committed_is_refused_without_transactions():
         world.run(world.channel().read, asked, "committed")
 
 
-def test_a_service_that_is_away_for_a_moment_is_waited_for():
+def test_a_reader_waits_for_a_briefly_unavailable_service():
     world = Simulation([AWAY, service("embedded"), AWAY, AWAY, said(0)])
     assert world.run(world.channel().read, asked, None) == "committed"
     assert isolations(world) == ["committed"] * 4

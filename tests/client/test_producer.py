@@ -203,7 +203,7 @@ def test_an_explicit_deadline_holds_after_an_unanswered_request(
         stuck = producer.send(b"0")
         with pytest.raises(DeadlineExceeded) as late:
             producer.publish(b"1", deadline_s=0.1)
-        assert not stuck.done(), "it was told while the other one was under way"
+        assert not stuck.done(), "it was reported while the other one was in flight"
         proxy.mode = "pass"
         assert (late.value.outcome, late.value.hint) == ("not-applied", "deadline_s is the limit")
         assert stuck.result(PATIENCE_S).sequence_id == 0

@@ -98,7 +98,7 @@ def test_a_producer_survives_its_daemon(daemon: Callable[..., Daemon]):
     assert all(not sent.result().duplicate for sent in sents)
 
 
-def test_a_transaction_that_died_with_its_program_is_there_once_or_not_at_all(
+def test_a_transaction_that_died_with_its_program_is_stored_once_or_not_at_all(
     client: Client, topic: str, shared_url: str
 ):
     text = """
@@ -150,7 +150,7 @@ def test_in_a_forked_child_the_name_stays_with_the_parent(shared_url: str, clien
     assert [message.payload for message in client.read(topic)] == [b"parent's"]
 
 
-def test_a_daemon_that_stays_away_is_reported_and_nothing_after_it_is_stored(daemon: Callable[..., Daemon]):
+def test_a_daemon_that_stays_unavailable_is_reported_and_nothing_is_stored_afterwards(daemon: Callable[..., Daemon]):
     one = daemon(bind=free_address())
     with Client(url_of(one), deadline_s=PATIENCE_S) as client:
         client.create_topic("t")

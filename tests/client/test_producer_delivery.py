@@ -90,7 +90,7 @@ def test_delivered_messages_have_a_receipt_each():
 @pytest.mark.parametrize(
     "doubt", [LOST, SILENT, problem(503, "outcome_unknown", "unknown"), problem(500, "internal", "unknown")]
 )
-def test_a_request_that_did_not_happen_is_sent_once_more_under_a_new_epoch(doubt: Any):
+def test_a_request_that_did_not_happen_is_sent_again_under_a_new_epoch(doubt: Any):
     desk = Desk()
     desk.topic.instead["publish"] = [doubt]
     delivered = desk.deliver(0, 1)
@@ -314,7 +314,7 @@ def test_messages_stored_before_are_reported_and_not_swallowed():
 def test_the_receipt_of_a_duplicate_never_names_the_message_of_another():
     first, last = (MessageId(pack_position(7, n) + NO_PAYLOAD_PART) for n in (0, 2))
     again = Delivered([0, 3, 5], first, last, 3, deduplicated=True, generation=1, last_sequence_id=5)
-    assert [again.of(n).id for n in range(3)] == [first, None, last], "what lies between may be somebody else's"
+    assert [again.of(n).id for n in range(3)] == [first, None, last], "ids in between may belong to another producer"
 
 
 def test_duplicates_that_are_found_out_have_the_ids_of_their_own_request():

@@ -68,7 +68,7 @@ def test_several_topics_are_read_each_in_its_order_and_take_turns(client: Client
     found = [(message.topic, int(message.payload)) for message in client.read(topics, page_messages=10)]
     for name in topics:
         assert [n for who, n in found if who == name] == list(range(50))
-    assert {who for who, _ in found[:30]} == set(topics), "nobody waits for another's end"
+    assert {who for who, _ in found[:30]} == set(topics), "no topic waits for the end of another"
 
 
 def test_several_topics_are_followed_with_one_wait(client: Client):

@@ -121,7 +121,7 @@ def test_topics_take_turns_page_by_page():
     assert pages == [[b"a1", b"a2"], [b"b1"], [b"c1", b"c2"], [b"a3"], [b"c3"]]
 
 
-def test_a_follower_waits_forever_for_a_daemon_that_is_away():
+def test_a_follower_waits_forever_for_a_daemon_that_is_unavailable():
     daemon = FakeDaemon(a=[b"1"])
     simulation = Simulation(daemon)
     reader = reading(simulation, "a", follow=True)

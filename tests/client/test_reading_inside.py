@@ -328,7 +328,7 @@ def test_a_committed_follower_survives_a_reload_of_the_service():
 
 
 @pytest.mark.usefixtures("both_clients")
-def test_a_committed_follower_gives_up_on_a_service_that_was_never_there_or_stays_away():
+def test_a_committed_follower_gives_up_on_a_service_that_never_existed_or_stays_unavailable():
     given = {"until": None, "limit": 2, "serializer": None, "page_messages": 5, "save_every": 1, "save_interval_s": 9}
     plan = read_plan("t", None, follow=True, isolation="committed", **given)
     unavailable = problem(503, "transactions_unavailable")

@@ -240,7 +240,7 @@ def test_get_waits_no_longer_for_an_answer_than_a_request_may_take():
     assert not reader.has_ended
 
 
-def test_get_waits_no_longer_than_its_timeout_while_the_daemon_is_away():
+def test_get_waits_no_longer_than_its_timeout_while_the_daemon_is_unavailable():
     daemon = FakeDaemon(a=[b"1"])
     simulation = simulated(daemon)
     answer = simulation._answer
@@ -255,7 +255,7 @@ def test_get_waits_no_longer_than_its_timeout_while_the_daemon_is_away():
     assert got(simulation, reader, 1) == b"1"
 
 
-def test_get_waits_no_longer_than_its_timeout_while_the_transaction_service_is_away():
+def test_get_waits_no_longer_than_its_timeout_while_the_transaction_service_is_unavailable():
     daemon = FakeDaemon(a=[b"1", b"2"])
     simulation = simulated(daemon)
     reader = followed(simulation, page_messages=1, isolation="committed")
@@ -416,7 +416,7 @@ def test_a_follower_waits_for_the_transaction_service_for_a_minute_and_then_rais
     assert UNAVAILABLE_S < simulation.now_s - began_s <= UNAVAILABLE_S + PAUSES_S[-1]
 
 
-def test_pauses_start_over_each_time_the_transaction_service_is_away():
+def test_pauses_start_over_each_time_the_transaction_service_is_unavailable():
     daemon = FakeDaemon(a=[b"1", b"2", b"3"])
     simulation = simulated(daemon)
     reader = followed(simulation, page_messages=1, isolation="committed")

@@ -16,11 +16,11 @@ from plainsong.protocol.ids import FIRST_BOUND, unpack_id
 
 Kind = Literal[
     "lost",  # acknowledged, but missing
-    "doubled",  # an id or a message is there twice
+    "doubled",  # an id or a message occurs twice
     "unordered",  # ids do not strictly increase in a read
     "backwards",  # a later request got lower ids
     "resurrected",  # refused or never sent, but there
-    "split",  # only part of a request is there, or was seen
+    "split",  # only part of a request is present, or was seen
     "appeared behind",  # a message in the page's part of the log is missing from the page
     "vanished",  # a page has a message that is not in the log
     "different orders",  # a message has different ids in two reads
@@ -118,7 +118,7 @@ def _of_log(log: _Log) -> Iterator[Anomaly]:
     once: set[bytes] = set()
     for message_id, payload in log.reading.messages:
         if payload and payload in once:
-            yield Anomaly("doubled", f"{payload!r} is there twice")
+            yield Anomaly("doubled", f"{payload!r} is present twice")
         once.add(payload)
         request = log.request.get(payload)
         if payload and (request is None or request.outcome == "refused"):
@@ -133,7 +133,7 @@ def _of_requests(log: _Log) -> Iterator[Anomaly]:
             yield from _of_acknowledged(log, request)
         there = sum(payload in log.ids for payload in request.payloads if payload)
         if request.ttl_ms is None and 0 < there < sum(map(bool, request.payloads)):
-            yield Anomaly("split", f"{there} of {len(request.payloads)} are there: {request.payloads[0]!r} …")
+            yield Anomaly("split", f"{there} of {len(request.payloads)} are present: {request.payloads[0]!r} …")
 
 
 def _of_acknowledged(log: _Log, request: Sent) -> Iterator[Anomaly]:

@@ -170,7 +170,7 @@ def test_a_signal_reloads_at_once(daemon, authority, processes):
     eventually("the new certificate is served", lambda: all(served(running, authority) != before for _ in range(6)))
 
 
-@pytest.mark.parametrize("what", ["no pair", "expired", "not yet valid", "garbage", "gone", "readable by everybody"])
+@pytest.mark.parametrize("what", ["no pair", "expired", "not yet valid", "garbage", "gone", "readable by all"])
 def test_an_unusable_certificate_changes_nothing_and_is_counted(daemon, authority, tmp_path, what):
     running = daemon(*settings(authority))
     before = served(running, authority)

@@ -85,16 +85,16 @@ PLANTED: dict[str, tuple[Kind, Callable[[], tuple[list[Sent], list[Seen], Seen]]
         "appeared behind",
         lambda: (SENT, [replace(page(0, 7), messages=(*LOG[:2], *LOG[3:8]))], LAST),
     ),
-    "what came later stands before what was read": (
+    "a later message has an id below those that were read": (
         "appeared behind",
         lambda: (SENT, [page(0, 0), page(4, 7, since=after(IDS[0]))], LAST),
     ),
-    "what came later stands before where a reader was told to go on": (
+    "a later message has an id below a reader's next position": (
         "appeared behind",
         lambda: (SENT, [replace(page(0, 0), through=IDS[4])], LAST),
     ),
     "a delivered message is gone": ("vanished", lambda: (unknown(3), [page(7, 7)], without(7))),
-    "another message stands at an id": (
+    "an id has another message": (
         "vanished",
         lambda: (SENT, [replace(page(0, 0), messages=((IDS[0], b"m7"),))], LAST),
     ),

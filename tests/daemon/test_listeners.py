@@ -98,7 +98,7 @@ def hot_requests(draw: st.DrawFn, ids: list[bytes]) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def test_every_hot_request_is_answered_alike(listeners):
+def test_every_hot_request_gets_the_same_answer(listeners):
     one, other, ids = listeners
     verbs: set[bytes] = set()
     statuses: Counter[int] = Counter()

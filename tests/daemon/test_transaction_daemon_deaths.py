@@ -186,7 +186,7 @@ def test_a_client_stores_and_commits_many_messages_through_kills_of_the_daemon(t
             thread = threading.Thread(target=write)
             thread.start()
             for kill_at in kills_at:
-                eventually("so much is stored", lambda at=kill_at: sent[0] >= at or failures)
+                eventually("enough is stored", lambda at=kill_at: sent[0] >= at or failures)
                 daemon.kill()
                 daemon.start()
                 for topic in TOPICS[:2]:

@@ -90,9 +90,9 @@ def _of_requests(history: _History, requests: Iterable[Request]) -> Iterator[Ano
         rows = [there[place] for place in places if place in there]
         name = f"{request.payloads[0]!r} … in {request.topic}"
         if request.outcome == "acknowledged" and len(rows) < len(request.payloads):
-            yield Anomaly("lost", f"{len(rows)} of {len(request.payloads)} are there: {name}")
+            yield Anomaly("lost", f"{len(rows)} of {len(request.payloads)} are present: {name}")
         elif 0 < len(rows) < len(request.payloads):
-            yield Anomaly("torn", f"{len(rows)} of {len(request.payloads)} are there: {name}")
+            yield Anomaly("torn", f"{len(rows)} of {len(request.payloads)} are present: {name}")
         if request.outcome == "refused" and rows:
             yield Anomaly("resurrected", f"it was refused, or never published: {name}")
         if request.transaction is None:
@@ -114,7 +114,7 @@ def _of_log(history: _History, log: Log) -> Iterator[Anomaly]:
     for message_id, payload, pointer in log.rows:
         request = history.requests.get(payload)
         if payload in once:
-            yield Anomaly("doubled", f"{payload!r} is there twice")
+            yield Anomaly("doubled", f"{payload!r} is present twice")
         once.add(payload)
         if request is None or request.topic != log.topic:
             yield Anomaly("resurrected", f"{payload!r} at {message_id.hex()} of {log.topic} was not sent there")

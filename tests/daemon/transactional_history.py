@@ -16,7 +16,7 @@ from plainsong.protocol.ids import FIRST_BOUND
 Kind = Literal[
     "lost",  # reported as stored or committed, but missing
     "resurrected",  # never sent, refused, or reported as undone, but there
-    "doubled",  # a message is there twice
+    "doubled",  # a message occurs twice
     "not turned",  # a message of an aborted transaction that was not rolled back
     "unordered",  # ids do not strictly increase in a page, or start before it
     "dirty",  # a transactional reader saw an uncommitted message

@@ -32,7 +32,7 @@ def revisions(said: str, program: str, verb: str) -> list[int]:
     return [int(found) for found in re.findall(rf"^{program} {verb} with .* revision (\d+)$", said, re.MULTILINE)]
 
 
-def test_changes_made_while_the_daemon_is_away_are_sent_later(tmp_path: Path, values: Values):
+def test_changes_made_while_the_daemon_is_unavailable_are_sent_later(tmp_path: Path, values: Values):
     database = tmp_path / "configuration.db"
     with lasting_daemon(tmp_path) as (daemon, url):
         words = ("--database", database)

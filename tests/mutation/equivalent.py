@@ -81,7 +81,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "transactions/decisions",
         "record.read_pointer, began, began, tuple(invalids), tuple(sorted(then_open)), first_short, record.type",
         "record.read_pointer, began, None, tuple(invalids), tuple(sorted(then_open)), first_short, record.type",
-        "whoever asks for the snapshot, a checkpoint, puts its own write pointer there",
+        "the caller, a checkpoint, replaces it with its own write pointer",
     ),
     Equivalent("transactions/view", "listed = False", "listed = None", "only its truth is asked for"),
     Equivalent(
@@ -118,7 +118,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "transactions/manager",
         "self._freezings += 1",
         "self._freezings -= 1",
-        "a freeze is told from others by its number, which none other has, and which is not 0, either way",
+        "a freeze is identified by its number, which is unique and not 0 either way",
     ),
     Equivalent(
         "topic/chain_rules",

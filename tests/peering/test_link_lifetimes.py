@@ -54,7 +54,7 @@ async def test_a_link_keeps_nothing_of_the_request_that_needed_it_first():
 
     async def dial(address):
         seen.append((address, request.get()))
-        raise OSError("nobody is there")
+        raise OSError("no listener")
 
     async with trio.open_nursery() as nursery:
         links = Links(nursery, dial=dial)

@@ -85,7 +85,7 @@ def test_the_position_of_a_fault_counts_the_bytes_of_the_whole_body(small_pieces
         values.parse_json(body)
 
 
-def test_a_field_that_is_there_twice_is_refused_in_pieces_too(small_pieces):
+def test_a_duplicate_field_is_refused_in_pieces_too(small_pieces):
     with pytest.raises(MalformedBody, match="'messages' occurs twice"):
         values.parse_json(b'{"messages": ["some text"], "messages": ["some other text"]}')
 

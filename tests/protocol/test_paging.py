@@ -171,7 +171,7 @@ def test_an_empty_range_is_resumed_where_it_ends():
 
 
 DAMAGED = {
-    "flags nobody knows": b"\xff?",
+    "unknown flags": b"\xff?",
     "nothing": b"",
     "a length that is not its own": encode_row(MessageRow(b"whole", ttl_s=60))[:-1],
     "a payload that stands elsewhere": encode_row(MessageRow(None, pointer=7)),

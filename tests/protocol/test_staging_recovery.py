@@ -156,4 +156,4 @@ def test_an_unreadable_row_of_a_staged_pointer_costs_its_staged_messages_and_not
     topic.now_ms += topic.limits.max_lifetime_ms + 1000
     assert planned(topic) == []
     assert topic.state.pending == {}
-    assert pointer_key(NAME, 1, pointer) in topic.store.tables[Table.METADATA], "it is kept for somebody to look at"
+    assert pointer_key(NAME, 1, pointer) in topic.store.tables[Table.METADATA], "it is kept for inspection"

@@ -27,7 +27,7 @@ def test_the_verdict_is_the_visibility_of_tephra_with_a_stop_at_undecided_pointe
     assert (verdict is Verdict.DELIVER) == visible
     if not visible:
         assert verdict is (Verdict.SKIP if pointer in invalids else Verdict.HOLD)
-    assert View(read, in_progress, invalids, own).verdict(-pointer) is Verdict.SKIP, "rolled back, whoever looks"
+    assert View(read, in_progress, invalids, own).verdict(-pointer) is Verdict.SKIP, "rolled back for every reader"
 
 
 @given(views | many_views, st.lists(st.integers(-30, 30).filter(bool), min_size=1, max_size=6))

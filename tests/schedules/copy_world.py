@@ -1,7 +1,7 @@
 """The store with a second copy, under a schedule: commits pass from the commit to the outbox, and from there to a log.
 
 The store, its copy (``actors.second_copy``) and its outbox are the real ones. The object store is in memory: it loses
-answers, is away for a time, and another process may end the log there (a fence). Threads of a schedule:
+answers, is unavailable at times, and another process may end the log there (a fence). Threads of a schedule:
 
     main          Trio's event loop with the tasks below; the copy's task empties the outbox
     commit        the group commit's thread, which puts batches into the outbox

@@ -31,7 +31,7 @@ def ask(daemon: Daemon, token: str, method: str, path: str, body: Any = None) ->
     return answer.status, json.loads(content) if content else None
 
 
-def test_tokens_of_keycloak_name_their_holders_through_rotation_and_while_it_is_away(tmp_path):
+def test_tokens_of_keycloak_name_their_holders_through_rotation_and_while_it_is_unavailable(tmp_path):
     lacking = why_not()
     if lacking is not None:
         pytest.skip(lacking)

@@ -280,7 +280,7 @@ async def test_a_key_that_reuses_the_id_of_another_does_not_verify_its_tokens(to
     assert "signature is not valid" in await refused(made, token)
 
 
-async def test_while_the_provider_is_away_the_last_keys_hold_for_a_while_and_then_tokens_cannot_be_checked(told):
+async def test_while_the_provider_is_unavailable_the_last_keys_hold_for_a_while_and_then_tokens_cannot_be_checked(told):
     now, failures = Now(), []
     made = OidcProvider(OidcConfig(ISSUER, AUDIENCE, told.url, max_stale_s=1000), now_s=now, on_failure=failures.append)
     told.status = 500

@@ -36,7 +36,7 @@ async def test_a_transaction_is_ended_by_its_name_or_an_operator(daemon, verb):
     assert (await daemon.ask("operator", "POST", f"{TX}/{second}/{verb}")).status_code == 200
 
 
-async def test_a_topic_that_is_there_needs_no_right_to_create_it(daemon):
+async def test_an_existing_topic_needs_no_right_to_create_it(daemon):
     declared = "?ifNotExists=true"
     assert (await daemon.ask("writer", "PUT", f"{T}/a{declared}", json={})).status_code == 200
     assert (await daemon.ask("writer", "PUT", f"{T}/a{declared}", json={"ttl": 5})).json()["code"] == "topic_exists"

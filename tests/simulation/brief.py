@@ -103,7 +103,7 @@ def _of_pages(notes: Notes) -> Iterator[Anomaly]:
             elif sent.refused:
                 yield Anomaly("brief and refused", f"{look.poll.name} was shown {payload!r}, which was refused")
             if places.setdefault(payload, message_id) != message_id:
-                yield Anomaly("brief disorder", f"{payload!r} is there twice")
+                yield Anomaly("brief disorder", f"{payload!r} is present twice")
             if payloads.setdefault(message_id, payload) != payload:
                 yield Anomaly("brief disorder", f"{message_id.hex()} is two messages")
 

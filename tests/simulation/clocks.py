@@ -45,7 +45,7 @@ class SimulatedTime(trio.abc.Clock):
         # At its end Trio is woken by a socket, which happens at once. Until then a history always has a deadline.
         self._idle_rounds += 1
         if self._idle_rounds > 10:
-            raise RuntimeError("everybody waits, and for nothing that will come")
+            raise RuntimeError("all tasks wait, and nothing will wake them")
         return 0.1
 
     def at(self, due_s: float, call: Callable[[], object]) -> None:

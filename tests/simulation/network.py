@@ -64,7 +64,7 @@ class Network:
         await self.pass_on(there, here)
         accept = self.listening.get(there)
         if accept is None:
-            raise ConnectionRefusedError(f"nobody listens at {there}")
+            raise ConnectionRefusedError(f"no listener at {there}")
         mine, theirs = End(self, here, there), End(self, there, here)
         mine.other, theirs.other = theirs, mine
         self.ends |= {mine: None, theirs: None}

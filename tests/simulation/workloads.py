@@ -338,7 +338,7 @@ async def _wake_one(stage: SimulatedStage, voice: Voice, topic: str, at: Instanc
     if told_s and told_s[0] > published_s + TOLD_S:
         kind = "committed" if committed else "plain"
         late_s = told_s[0] - published_s
-        stage.asleep.append(f"a {kind} reader at {at.name} learned of news in {topic} after {late_s:.1f} s")
+        stage.asleep.append(f"a {kind} reader at {at.name} was woken for {topic} after {late_s:.1f} s")
 
 
 async def _publish_one(voice: Voice, topic: str) -> None:

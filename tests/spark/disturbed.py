@@ -85,7 +85,7 @@ class Disturbance:
         while not (Path(self.folder) / name).exists():
             if time.monotonic() >= deadline:
                 (Path(self.folder) / "given-up").touch()
-                raise RuntimeError(f"nobody said {name}")
+                raise RuntimeError(f"{name} was never signalled")
             time.sleep(0.02)
 
 

@@ -192,7 +192,7 @@ def test_killing_and_starting_the_daemon_again_changes_nothing(disturb, tmp_path
         assert topics.counted(topic) == wanted(ROWS)
 
 
-def test_a_save_waits_for_a_daemon_that_is_away_for_a_while(disturb, tmp_path) -> None:
+def test_a_save_waits_for_a_daemon_that_is_unavailable_for_a_while(disturb, tmp_path) -> None:
     with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         topics = Topics("http://{}:{}".format(*daemon.address))
         topic = topics.create("away")

@@ -174,7 +174,7 @@ def test_both_relays_end_on_request(harness: Harness):
         eventually("the relay handles SIGTERM", lambda relay=relay: catches(relay.pid, signal.SIGTERM))
         relay.terminate()
     assert [relay.wait(PATIENCE_S) for relay in harness.relays] == [0, 0]
-    eventually("nobody is at work", lambda: not outbox_status(harness.engine).is_relayed)
+    eventually("no relay is running", lambda: not outbox_status(harness.engine).is_relayed)
 
 
 def catches(pid: int, number: int) -> bool:

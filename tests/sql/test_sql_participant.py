@@ -252,7 +252,7 @@ def test_rows_of_a_committed_transaction_survive_a_kill_and_restart_of_the_datab
     assert look() == ([1], [])
 
 
-def test_a_database_that_stays_away_is_reported_and_keeps_the_rows_of_a_committed_transaction(
+def test_a_database_that_stays_unavailable_is_reported_and_keeps_the_rows_of_a_committed_transaction(
     session: Session, participant: SqlParticipant, look: Look, server: Postgres
 ):
     participant.start_tx(begun())

@@ -92,7 +92,7 @@ class Model:
         if self.stores:
             told = range(self.requests - 1 if state.told == self.requests else 0)
         if len(set(log)) < len(log):
-            return "a message is there twice"
+            return "a message is present twice"
         if log != sorted(log):
             return "messages are out of order"
         if not set(told) <= set(log) or (self.stores and 0 < len(log) < self.requests - 1):

@@ -12,7 +12,7 @@ import pytest
 from tests.storage.ownership_model import Model
 from tests.storage.ownership_state import Rules
 
-LOST, TWICE = "an acknowledged message is lost", "a message is there twice"
+LOST, TWICE = "an acknowledged message is lost", "a message is present twice"
 ORDER = "messages are out of order"
 
 

@@ -126,7 +126,9 @@ def single_calls(rng: Random, last: int) -> Iterator[tuple[str, Plan]]:
 def main() -> int:
     """Return the exit status: 1 if a history is bad, 2 if attacks cannot run on this machine."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
-    parser.add_argument("--seconds", type=float, help="end after so long; else when each call has failed in each way")
+    parser.add_argument(
+        "--seconds", type=float, help="end after this time; default: when each call has failed in each way"
+    )
     parser.add_argument("--report", type=Path, default=REPORT, help="where the table goes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=190)
     asked = parser.parse_args()

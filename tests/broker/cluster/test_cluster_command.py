@@ -104,7 +104,7 @@ async def test_moving_a_topic_to_a_drained_instance_reports_where_it_stays(three
 
 
 async def test_drain_of_a_silent_instance_does_not_claim_that_its_topics_have_moved(three, cli, monkeypatch):
-    monkeypatch.setattr("broker.api.operations.cluster.TOPICS_OPEN", "a call that nobody answers")
+    monkeypatch.setattr("broker.api.operations.cluster.TOPICS_OPEN", "a call without a handler")
     err = await cli("cluster", "drain", "b", "--within", "0.3", code=Exit.UNAVAILABLE)
     assert "b is drained, but does not report" in err
 

@@ -330,7 +330,7 @@ async def test_an_instance_whose_name_was_taken_after_its_session_expired_owns_n
     assert caplog.text.count("another instance has this name") == 1
 
 
-async def test_owners_continue_while_zookeeper_is_away_except_for_topics_that_others_claimed(own_server):
+async def test_owners_continue_while_zookeeper_is_unavailable_except_for_topics_that_others_claimed(own_server):
     ensemble = Ensemble(own_server.address, "/plainsong")
     async with running(ensemble, "a", session_s=EXPIRING_S) as a:
         told = []

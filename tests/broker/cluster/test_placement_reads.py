@@ -75,7 +75,7 @@ async def test_topics_claimed_by_others_are_not_claimed_back_during_a_reread_or_
         await until(lambda: owned(a) == set(TOPICS), a)
 
 
-async def test_nothing_is_released_or_taken_back_while_zookeeper_is_away(ensemble, monkeypatch):
+async def test_nothing_is_released_or_taken_back_while_zookeeper_is_unavailable(ensemble, monkeypatch):
     monkeypatch.setattr("broker.cluster.handover.RETRY_S", 0.01)
     async with two(ensemble) as (a, b):
         a.may_go_on = trio.Event()

@@ -71,7 +71,7 @@ def _of_sequences(outcome: Outcome, writes: list[Write]) -> Iterator[Anomaly]:
     last_sequence, last_id = -1, b""
     for sequence, message_id, write in sorted(places, key=lambda each: each[:2]):
         if sequence == last_sequence:
-            yield Anomaly("doubled", f"{sequence} of {write.producer} is there twice: {write.name}")
+            yield Anomaly("doubled", f"{sequence} of {write.producer} is present twice: {write.name}")
         elif message_id < last_id:
             yield Anomaly("reordered", f"{sequence} of {write.producer} stands before {last_sequence}: {write.name}")
         last_sequence, last_id = sequence, message_id
@@ -93,11 +93,13 @@ def _of_epochs(openings: list[Opening]) -> Iterator[Anomaly]:
 def _of_opening(opening: Opening, writes: list[Write]) -> Iterator[Anomaly]:
     sent = max((write.sequences[-1] for write in writes if write.began_s <= opening.ended_s), default=-1)
     if opening.last_sequence > sent:
-        yield Anomaly("foretold", f"{opening.producer} was told {opening.last_sequence}, and had sent up to {sent}")
+        yield Anomaly(
+            "foretold", f"{opening.producer} was given {opening.last_sequence}, but had sent only up to {sent}"
+        )
     for write in writes:
         if write.ended_s < opening.began_s and write.sequences[-1] > opening.last_sequence:
-            told = f"{opening.producer} was told {opening.last_sequence}, after {write.sequences[-1]} was acknowledged"
+            told = f"{opening.producer} was given {opening.last_sequence} after {write.sequences[-1]} was acknowledged"
             yield Anomaly("forgotten", f"{told}: {write.name}")
         is_older = write.epoch is not None and write.epoch < opening.epoch
         if is_older and write.began_s > opening.ended_s and write.outcome == "acknowledged":
-            yield Anomaly("not fenced", f"epoch {write.epoch} after epoch {opening.epoch} was told: {write.name}")
+            yield Anomaly("not fenced", f"epoch {write.epoch} after epoch {opening.epoch} was issued: {write.name}")

@@ -19,7 +19,7 @@ Kind = Literal[
     "vanished",  # read, and missing in the end
     "doubled",  # a message exists twice, or two messages got the same id
     "applied anyway",  # refused, reported as undone, or never sent; and there
-    "split",  # part of a request or of a transaction is there, or was seen alone
+    "split",  # only part of a request or a transaction is present, or was seen
     "reordered",  # a page out of order; two readers, two orders; a producer's later sequence first
     "backwards",  # a request sent after a response got a smaller id
     "behind",  # a message is in the log at a place that a reader had passed

@@ -30,7 +30,7 @@ class Fault(Enum):
     """What happens to one request."""
 
     CUT = "the connection ends before the request is passed on"
-    HANG = "nothing is passed on, and nothing answered, until the proxy is told to"
+    HANG = "nothing is forwarded or answered until the test says so"
     LOST = "the request takes effect, and the connection ends without an answer"
     HALF = "the request takes effect, and the connection ends in the middle of the answer"
     LATE = "the connection ends at once, and the request takes effect a second later"

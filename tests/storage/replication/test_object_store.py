@@ -205,7 +205,7 @@ async def test_a_bucket_that_does_not_exist_is_reported(s3, monkeypatch):
         await objects.create("FORMAT", b"1")
 
 
-async def test_a_server_that_is_away_leaves_a_write_unknown_and_fails_a_read(monkeypatch):
+async def test_a_server_that_is_unavailable_leaves_a_write_unknown_and_fails_a_read(monkeypatch):
     (port,) = free_ports(1)
     monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
