@@ -3,7 +3,7 @@
 A commit waits until every enlisted topic, on any instance, has closed the transaction's pointers:
 
     frozen    no further topic can be enlisted
-    closing   each topic answers at its present owner: its messages are durable, and it writes no more of them
+    closing   each topic answers at its current owner: its messages are durable, and it writes no more of them
     closed    the commit continues, if the transaction has stayed frozen
     missing   topics did not answer in time: the commit did not happen, and the transaction is in progress
 

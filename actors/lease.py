@@ -102,7 +102,7 @@ class LeaseKeeper:
 
     @property
     def clock_s(self) -> float:
-        """The present time of the lease's clock."""
+        """The current time of the lease's clock."""
         return self._clock()
 
     @property

@@ -118,7 +118,7 @@ class Clock(Protocol):
     """Number of times the clock was seen to go back."""
 
     def now_ms(self) -> int:
-        """Return the present time."""
+        """Return the current time."""
         ...
 
 
@@ -130,7 +130,7 @@ class SystemClock:
         self._last_ms = 0
 
     def now_ms(self) -> int:
-        """Return the present time; counts a regression."""
+        """Return the current time; counts a regression."""
         present_ms = now_ms()
         if present_ms < self._last_ms:
             self.regressions += 1

@@ -2,9 +2,9 @@
 
     messages    unchanged, up to a line; those of undone transactions are rolled back
     payloads    except those that only undone transactions, or publishes after the line, refer to
-    a topic     as its owner would load it from these rows, with the present time as its last position, and producer
+    a topic     as its owner would load it from these rows, with the current time as its last position, and producer
                 epochs that no earlier client has
-    service     open transactions are invalid; pointers up to the present time count as decided; a new identity
+    service     open transactions are invalid; pointers up to the current time count as decided; a new identity
 
 This module writes nothing: `RestoreRun` copies this store into an empty one, as `plainsong copy` copies any other.
 """
@@ -564,7 +564,7 @@ class RestoreRun(CopyRun):
 def given_ms(manifests: Iterable[Mapping[str, Any]], now_ms: int) -> dict[TopicName, int]:
     """Return for each topic the latest time of ids that it may have assigned until now, as far as backups show.
 
-    A topic assigns ids of the present time, or just above its last id if that is ahead of the clock. Ids that are ahead
+    A topic assigns ids of the current time, or just above its last id if that is ahead of the clock. Ids that are ahead
     of the clock advance more slowly than the clock. Backups with a later time than now are ignored.
     """
     found: dict[TopicName, int] = {}

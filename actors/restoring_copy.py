@@ -159,7 +159,7 @@ SKEW_MS = 60_000
 
 
 async def refuse_late_clock(objects: Objects, now_ms: int, *, is_given: bool) -> int:
-    """Return the present time; new ids are above it. Raises StoreUnusable: it is before the newest base.
+    """Return the current time; new ids are above it. Raises StoreUnusable: it is before the newest base.
 
     A clock that is behind by ``SKEW_MS`` at most is corrected by that, unless the time was given.
     """
@@ -170,7 +170,7 @@ async def refuse_late_clock(objects: Objects, now_ms: int, *, is_given: bool) ->
     if not is_given and last_ms - now_ms <= SKEW_MS:
         return last_ms + SKEW_MS
     raise StoreUnusable(
-        "the present time is before the newest base of the copy, so new ids could repeat existing ones",
+        "the current time is before the newest base of the copy, so new ids could repeat existing ones",
         hint="set the clock, or give the time: --now TIME",
     )
 
@@ -223,7 +223,7 @@ async def restore_copy(
 
     Args:
       scratch: an empty folder with room for the store twice.
-      now_ms: the present time; new ids are above it.
+      now_ms: the current time; new ids are above it.
       report: called with a text before each step.
     Raises:
       StoreUnusable, StoreError, DamagedLog, StoresDiffer.

@@ -74,7 +74,7 @@ REFUSED_PAUSE_S = 5.0
 BASE_PAUSE_S = 30.0
 #: How often an idle primary checks that no other process has ended its epoch.
 LOOK_EVERY_S = 10.0
-#: How long no segment is begun once another process tries to take over: its seal must come first at some number.
+#: How long to begin no segment once another process tries to take over, so that its seal comes first at some number.
 YIELD_S = 2.0
 #: How often the place in the log is noted in the directory. A start reads the log from there.
 NOTE_EVERY_S = 5.0
@@ -348,7 +348,7 @@ class SecondCopy:
 
     @property
     def status(self) -> CopyStatus:
-        """The present state."""
+        """The current state."""
         reign, record, under_way = self._reign, self._record, list(self._under_way.values())
         assert reign is not None  # it has begun
         last, counted = self._outbox.last, reign.counted

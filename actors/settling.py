@@ -62,7 +62,7 @@ async def settle(store: Store, what: Settle, now_ms: int) -> SettledStore:
     """Apply the rules, before the store is served.
 
     Args:
-      now_ms: the present time by this machine's clock.
+      now_ms: the current time by this machine's clock.
     Raises:
       StoreError, StoreUnusable: it may be repeated.
     """

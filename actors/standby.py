@@ -164,7 +164,7 @@ class Standby:
 
     @property
     def status(self) -> StandbyStatus:
-        """The present state."""
+        """The current state."""
         lease, last = self._lease, self._place.commit if self._record.place != ROOT else None
         counted = 0 if lease is None else lease.counted or 0
         return StandbyStatus(

@@ -93,7 +93,7 @@ def read(run: Run) -> None:
     with Wire(run.port) as wire:
         while not (run.stop.is_set() and len(run.latencies_ms) >= run.sent):
             if time.monotonic() > run.ends_s + PATIENCE_S:
-                raise RuntimeError(f"{len(run.latencies_ms)} of {run.sent} messages came")
+                raise RuntimeError(f"only {len(run.latencies_ms)} of {run.sent} messages arrived")
             asked = PollRequest(since, limit=10_000, isolation="committed", wait_ms=1000)
             headers = [f"Content-Type: {AVRO_2.content_type}", bodies.FRAMES]
             head, body = wire.send(post(bodies.path(run.topic, "poll"), AVRO_2.encode_poll(asked), headers))

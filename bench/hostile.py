@@ -123,7 +123,7 @@ def tormented(kind: str, port: int) -> Iterator[None]:
     command = [sys.executable, "-m", "bench.hostile", kind, str(port), str(COUNTS[kind])]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None  # a pipe was asked for
+        assert process.stdout is not None  # it was started with a pipe
         process.stdout.readline()
         yield
     finally:

@@ -92,7 +92,7 @@ class StandbyRoutes:
         return Answer(200, body, content_type, [VARY_ACCEPT])
 
     async def show(self, request: Request) -> Answer:
-        """Answer with the present state."""
+        """Answer with the current state."""
         request.parameters()
         status = self.standby.status
         shown = NO_COPY | {

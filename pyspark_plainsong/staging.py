@@ -91,7 +91,7 @@ class Staging:
         return TaskStored(0 if context is None else context.partitionId(), segment, stored, query_id)
 
     def _begun(self, calls: Calls, name: str, producer: str, segment: str) -> _Topic:
-        """Bind the rows to the topic's present generation: the daemon refuses them if the topic was created again."""
+        """Bind the rows to the topic's current generation: the daemon refuses them if the topic was created again."""
         topic = calls.describe(name)
         under = StoredUnder(producer, segment, topic.generation, self.write_pointer, self.ttl_s)
         return _Topic(calls, name, under)

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("client", "server", "spark")
-#: What a wheel is dated where no commit says when: the earliest time a zip file can hold.
+#: The date of a wheel without a commit: the earliest time that a zip file can hold.
 EPOCH = "315532800"
 
 
@@ -50,7 +50,7 @@ def check(kind: str, wheel: Path) -> subprocess.CompletedProcess[str]:
 
 
 def built_s() -> int:
-    """What a wheel and its SBOM are dated, in seconds since 1970."""
+    """The date of a wheel and its SBOM, in seconds since 1970."""
     return int(os.environ.get("SOURCE_DATE_EPOCH") or _last_commit())
 
 

@@ -202,7 +202,7 @@ def _literal(written: Sequence[str]) -> list[str]:
 
 
 def _lines(written: str) -> list[str]:
-    # What is bold stays on one line: its mark ends with the line.
+    # Keep bold text on one line, since the markup ends with the line.
     joined = re.sub(r"`[^`]+`", lambda bold: bold[0].replace(" ", "\xa0"), " ".join(written.split()))
     return [
         _roff(line).replace("\xa0", " ") for line in wrap(joined, 72, break_long_words=False, break_on_hyphens=False)
@@ -210,7 +210,7 @@ def _lines(written: str) -> list[str]:
 
 
 def _roff(written: str) -> str:
-    """One line of text; what stands between backticks is bold."""
+    """One line of text, with text between backticks in bold."""
     line = written.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
     line = re.sub(r"`([^`]+)`", r"\\fB\1\\fR", line)
     return f"\\&{line}" if line[:1] in (".", "\\") and line[:2] not in ("\\-", "\\f", "\\(", "\\e") else line

@@ -46,7 +46,7 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page: its file, title and introduction, and what stands on it, by headings."""
+    """One page: its file, title and introduction, and its contents by heading."""
 
     file: str
     title: str
@@ -273,7 +273,7 @@ def _members(thing: griffe.Class) -> list[griffe.Object]:
     return [each for each in resolved if each.docstring is not None or isinstance(each, griffe.Attribute)]
 
 
-#: Names of the version before: the reference shows what they stand for.
+#: Names from the previous version: the reference shows what replaced them.
 MOVED = ("moved", "moved_property")
 
 

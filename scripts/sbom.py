@@ -75,7 +75,7 @@ def write(wheel: Path, time_s: int) -> Path:
 
 
 def _needs(name: str, installed: Distribution | None) -> list[str]:
-    """What a distribution asks for; one of ours is asked where its wheel is made."""
+    """The requirements of a distribution; for one of ours, those declared where its wheel is made."""
     if installed is not None:
         return installed.requires or []
     source = Path(__file__).resolve().parents[1] / "etc/dist" / name.removeprefix(OURS) / "pyproject.toml"

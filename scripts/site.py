@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "etc/zensical.toml"
 DOCUMENTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
-#: Where everything is on the web: the one place that says so. The distributions, the site and SECURITY.md say the same.
+#: The addresses on the web, defined only here. The distributions, the site and SECURITY.md must have the same.
 HOME = "https://plainsong.example"
 URLS = {
     "Homepage": HOME,

@@ -92,7 +92,7 @@ def shell_block(text: str, after: str) -> list[str]:
     fence = _FENCE.search(text, sentence)
     assert fence is not None, after
     assert fence["info"] == "sh", after
-    assert not text[sentence : fence.start()].strip(), f"something stands between {after!r} and its block"
+    assert not text[sentence : fence.start()].strip(), f"there is text between {after!r} and its block"
     return fence["body"].splitlines()
 
 

@@ -442,7 +442,7 @@ def prune(folder: str, keep_ms: int | None, keep_last: int | None, timeout_s: fl
 @click.option("--to", "target", required=True, metavar="STORE", help="leveldb:DIR or hbase:HOST:PORT[?prefix=NAME]")
 @click.option("--id", "backup_id", metavar="ID", help="Backup to use; default: the newest.")
 @click.option("--at", "at", metavar="TIME", help="Leave out what was published later.")
-@click.option("--now", "now", metavar="TIME", help="The present time, if this machine's clock is behind.")
+@click.option("--now", "now", metavar="TIME", help="The current time, if this machine's clock is behind.")
 @click.option("--as", "renamed", metavar="NS:TOPIC", help="New name of the one topic restored.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Read storage.hbase from this TOML file.")
 @click.option("--progress/--no-progress", "shown", default=None, help="Show progress; default: on a terminal.")
@@ -473,7 +473,7 @@ def restore(
     transaction, batch and request with a message published later; publish time
     counts, not commit time.
 
-    No id is assigned twice: new ids are above the present time. If this
+    No id is assigned twice: new ids are above the current time. If this
     machine's clock is behind a backup in DIR, the command restores nothing
     until the clock is set or --now gives the time.
     """
@@ -545,7 +545,7 @@ def _present_ms(kept: BackupFolder, given_ms: int | None) -> int:
     if behind_ms <= 0:
         return present_ms
     if given_ms is not None:
-        raise CommandFailed(f"--now is before backup {last}", hint="give the present time", code=Exit.USAGE)
+        raise CommandFailed(f"--now is before backup {last}", hint="give the current time", code=Exit.USAGE)
     if behind_ms <= SKEW_MS:
         return cut_ms + SKEW_MS
     raise CommandFailed(

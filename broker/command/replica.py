@@ -217,7 +217,7 @@ def check_copy(url: str, timeout_s: float, *, deep: bool, scratch: Path | None =
 @click.option("--to", "target", required=True, metavar="STORE", help="leveldb:DIR; DIR is new or empty.")
 @click.option("--at", "at", metavar="TIME", help="Leave out commits that were made later.")
 @click.option("--commit", "commit", type=click.IntRange(0), metavar="N", help="Leave out commits after this one.")
-@click.option("--now", "now", metavar="TIME", help="The present time, if this machine's clock is behind.")
+@click.option("--now", "now", metavar="TIME", help="The current time, if this machine's clock is behind.")
 @_TIMEOUT
 @json_option
 def restore(
@@ -225,10 +225,10 @@ def restore(
 ) -> None:
     """Restore a copy into a new directory that a daemon can serve.
 
-    Takes the newest base before the point, and the commits after it. What
-    clients see afterwards is as after `plainsong backup restore`: open
-    transactions are invalid, producers open their sessions again, and no id is
-    assigned twice. Needs free space for three times the store, next to DIR.
+    Takes the newest base before the point, and the commits after it. Clients
+    then see the same as after `plainsong backup restore`: open transactions are
+    invalid, producers open their sessions again, and no id is assigned twice.
+    Needs free space for three times the store, next to DIR.
     After an interruption, run the same command again: it starts over.
     """
     restore_from(url, target, at, commit, now, timeout_s, as_json=as_json)
@@ -297,9 +297,9 @@ def _move(scratch: Path, directory: Path) -> None:
 @json_option
 @where_options
 def takeover(as_json: bool, where: Where) -> None:
-    """Make a running standby the primary, whether or not the present one lives.
+    """Make a running standby the primary, whether or not the current one lives.
 
-    The URL is the standby's. The present primary, if it is alive, ends at its next
+    The URL is the standby's. The current primary, if it is alive, ends at its next
     upload. If its copy is asynchronous, commits that it has not sent are lost:
     `plainsong replica switch` loses nothing.
     """

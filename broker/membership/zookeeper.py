@@ -1,8 +1,8 @@
 """ZooKeeper for the event loop: sessions, small nodes and watches; and the nodes of a cluster.
 
-    away ──► connected ──► away …        the library reconnects by itself, in its own threads
+    away ──► connected ──► away …        the library reconnects on its own, in its own threads
                  │
-                 └── another session     the one before expired: its ephemeral nodes are gone, and so are its watches
+                 └── another session     the previous one expired: its ephemeral nodes and its watches are gone
 
 A library client that has been disconnected for longer than a session can live is replaced. It might never reconnect: a
 server refuses a client that has seen more than the server has, for example after the server lost its data.

@@ -40,7 +40,7 @@ class AsyncSettled(Generic[T]):
         self._error: PlainsongError | None = None
         self._index = 0
         self._event: anyio.Event | None = None
-        #: Whether the caller has retrieved the outcome.
+        #: True once the caller has retrieved the outcome.
         self.retrieved = False
 
     def __repr__(self) -> str:
@@ -129,7 +129,7 @@ class AsyncTicket(Generic[R]):
         self._answer: Any = None
         self._event: anyio.Event | None = None
         self.messages = messages
-        #: Whether the caller has retrieved the outcome.
+        #: True once the caller has retrieved the outcome.
         self.retrieved = False
 
     def __repr__(self) -> str:

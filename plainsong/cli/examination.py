@@ -51,7 +51,7 @@ class Examination:
     store: str
     """The kind of the daemon's store; empty when no daemon answers."""
     syncs: Trust | None
-    """Whether the syncs of the daemon's disk can be trusted; None when they were not measured."""
+    """The verdict on the syncs of the daemon's disk; None if they were not measured."""
 
     def as_json(self) -> dict[str, Any]:
         checks = [{"what": f.what, "state": f.state, "says": f.says, "hint": f.hint} for f in self.findings]

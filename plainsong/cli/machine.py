@@ -19,7 +19,7 @@ from plainsong.cli.output import show_bytes, show_count, show_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Whether syncs can be trusted.
+#: The verdict on a disk's syncs.
 Trust = Literal["ok", "warning", "bad"]
 
 

@@ -34,7 +34,7 @@ class Listed(NamedTuple):
     """One line, with which the verb's own help begins."""
 
 
-#: The program's own verbs, in the order of its help. The lines stand here too so that --help loads no verb.
+#: The program's own verbs, in the order of its help. The help lines are repeated here so that --help loads no verb.
 SECTIONS: dict[str, dict[str, Listed]] = {
     "Messages": {
         "publish": Listed("plainsong.cli.publish:publish", "Publish messages from arguments, lines, NDJSON or files."),

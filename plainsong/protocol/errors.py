@@ -4,7 +4,7 @@
     ├── BadRequest            the client can correct it              ├── TooLarge
     ├── Unauthenticated, Forbidden                                   ├── UnsupportedMediaType
     ├── NotFound, MethodNotAllowed                                   ├── QuotaExceeded
-    ├── Conflict              with the present state                 ├── Unavailable    try again later
+    ├── Conflict              with the current state                 ├── Unavailable    try again later
     ├── PreconditionFailed    it has changed since it was read        └── Internal       a bug in Plainsong
     └── Gone                  it was here once
 
@@ -204,14 +204,14 @@ class MethodNotAllowed(PlainsongError):
     title = "The method is not allowed for this path"
 
 
-# --- conflicts with the present state ----------------------------------------------------------
+# --- conflicts with the current state ----------------------------------------------------------
 
 
 class Conflict(PlainsongError):
-    """The request conflicts with the present state."""
+    """The request conflicts with the current state."""
 
     code = "conflict"
-    title = "The request conflicts with the present state"
+    title = "The request conflicts with the current state"
 
 
 class TopicExists(Conflict):

@@ -17,7 +17,7 @@ say which (``Stored``). Payload rows have the same form, without a pointer, sinc
 extras may name a segment, ``{"s": index}``.
 
 A plain publish is flags 00 and the payload: two or three bytes more than the message. Its value, from the
-first byte on, is also the end of its wire form (the 00 stands where the id ends), which is why a poll of
+first byte on, is also the end of its wire form (the 00 is in the place where the id ends), which is why a poll of
 plain rows joins bytes and decodes nothing.
 """
 

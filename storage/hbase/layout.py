@@ -244,7 +244,7 @@ def stamp_of(cell: bytes) -> Stamp:
 
 
 def unpack(key: bytes, columns: Mapping[bytes, bytes]) -> list[Row]:
-    """Return the present rows in a row of HBase, in key order.
+    """Return the rows that a packed row of HBase still has, in key order.
 
     Args:
       key: of the row, without the hash.

@@ -228,7 +228,7 @@ class Metadata:
             yield _merged(changed, stored, reverse=reverse, values=values) if changed else stored
 
     def pinned(self) -> PinnedMetadata:
-        """Pin the table in its present state. For the commit thread. Raises StoreError."""
+        """Pin the table in its current state. For the commit thread. Raises StoreError."""
         with self._lock:
             changes = {**(self._leaving.changes if self._leaving is not None else {}), **self._waiting.changes}
         # A checkpoint in between writes only changes that are included here.

@@ -40,7 +40,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Where the commits begin that are put in after everything else was given up."""
+    """The first commit number after everything else was given up."""
 
     last: int
     """The last commit that was given up, or was before all."""

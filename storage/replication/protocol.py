@@ -407,7 +407,7 @@ def take_over(
             if place.commit > directory.last and not directory.applies:
                 raise DirectoryBehind(f"the log has commit {place.commit}, and this directory ends at {directory.last}")
             gap = place.commit < directory.since
-        # After a clean seal, an epoch without a segment is of the process that made the seal, and that has ended.
+        # After a clean seal, an epoch without a segment belongs to the process that made the seal, which has ended.
         is_clean = clean or (place.clean and place.number == 1)
         following = epoch if leased else place.epoch + 1
         seal = encode_seal(EpochSeal(following, run, clean=is_clean and not gap, gap=gap, holder=holder))

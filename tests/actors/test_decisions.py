@@ -94,7 +94,7 @@ async def test_slow_topics_waiting_for_the_slots_of_stuck_ones_do_not_delay_a_de
 
 
 @each_decision
-async def test_topics_that_each_answer_just_within_the_deadline_are_all_waited_for(autojump_clock, decide):
+async def test_a_decision_waits_for_many_topics_that_each_answer_just_within_the_deadline(autojump_clock, decide):
     topics = Topics(1_601, answer_s=DEADLINE_S - 0.01)
     assert await decide(topics)
 

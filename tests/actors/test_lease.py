@@ -252,7 +252,7 @@ async def regained(code, seed):
             nursery.start_soon(by_hand)
         await trio.sleep(60)
         await carry_out(site.shared, code.protocol.choose_epoch(random.randbytes(16), 1, "other"))
-        await trio.sleep(25)  # the time of one rival, and less than that of several
+        await trio.sleep(25)  # long enough for one rival, but not for several
         lease = decode_lease(site.shared.found[LEASE][0])
         nursery.cancel_scope.cancel()
     return [] if keeper.holds and lease.run == RUN else ["the primary has no lease any more"]

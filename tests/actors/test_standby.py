@@ -693,7 +693,7 @@ async def ahead_after_another_start(folder, objects):
             await running.write(3)
             await running.counted()
             await has(standby, running.outbox.last)
-    # What it reads again is old now, and shows less.
+    # The segments that it reads again are old by now, and show less.
     async with following(folder / "second", objects, now_ms=2_000_000) as standby:
         await has(standby, running.outbox.last)
         await taken_over(standby, folder / "second")

@@ -306,7 +306,7 @@ async def test_an_unopened_topic_is_refused_when_the_daemon_stops():
         assert len(harness.directory) == 0
 
 
-async def test_a_topic_opened_while_its_predecessor_closes_is_waited_for_too(nursery):
+async def test_draining_also_waits_for_a_topic_opened_while_its_predecessor_closes(nursery):
     async with actors(max_open=1) as harness:
         await harness.create()
         await harness.publish("a")

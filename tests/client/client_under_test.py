@@ -45,7 +45,7 @@ def close_portal() -> None:
     _portals.clear()
 
 
-def Client(*arguments: Any, **options: Any) -> Any:  # noqa: N802 - it stands for the class
+def Client(*arguments: Any, **options: Any) -> Any:  # noqa: N802 - it replaces the class
     """Create a client of the kind that the running test covers."""
     if kind().name == "sync":
         return plainsong.Client(*arguments, **options)

@@ -170,7 +170,7 @@ def test_the_url_that_answered_is_kept_for_the_next_call():
     assert [send.url for send in simulation.sent] == ["http://one", "http://two", "http://two"]
 
 
-def test_missing_transactions_are_not_waited_for():
+def test_a_client_does_not_wait_for_missing_transactions():
     simulation = Simulation([problem(503, "transactions_unavailable")])
     assert isinstance(outcome_of(simulation, publish()), Unavailable)
     assert len(simulation.sent) == 1

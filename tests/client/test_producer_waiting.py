@@ -317,7 +317,7 @@ def test_messages_that_wait_too_long_are_given_up_while_another_request_is_in_pr
     assert under_way(one) is not None
 
 
-def test_a_deadline_longer_than_the_delivery_timeout_is_waited_for():
+def test_a_deadline_may_be_longer_than_the_delivery_timeout():
     one = producer_queue()
     put(one, None)
     taken(one)

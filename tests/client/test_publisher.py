@@ -316,7 +316,7 @@ def test_reading_is_retried_when_no_answer_arrives(client: Client, topic: str, s
         proxy.mode = "swallow"
 
         def pass_the_third() -> None:
-            eventually("it is asked for the third time", lambda: proxy.connections >= 3)
+            eventually("there is a third connection", lambda: proxy.connections >= 3)
             proxy.mode = "pass"
 
         passing = threading.Thread(target=pass_the_third)

@@ -174,7 +174,7 @@ def test_a_deleted_topic_that_was_named_ends_the_loop():
         simulation.run(reader.next_page)
 
 
-def test_a_topic_that_is_being_reloaded_is_waited_for():
+def test_a_reader_waits_for_a_topic_that_is_being_reloaded():
     daemon = FakeDaemon(a=[], b=[])
     simulation = Simulation(daemon)
     reader = reading(simulation, ["a", "b"], follow=True)

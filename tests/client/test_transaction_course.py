@@ -418,7 +418,7 @@ def test_a_forgotten_outcome_leaves_the_commit_in_doubt():
 
 
 @pytest.mark.parametrize("verb", ["prepare", "publish", "commit", "checkpoint", "abort"])
-def test_a_service_that_is_being_reloaded_is_waited_for(verb: str):
+def test_a_transaction_waits_for_a_service_that_is_being_reloaded(verb: str):
     stage = Stage({}, retry=True)
     transaction = stage.started()
     stage.run(stage.context.publish, "t", b"m")

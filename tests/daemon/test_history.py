@@ -63,11 +63,11 @@ PLANTED: dict[str, tuple[Kind, Callable[[], tuple[list[Sent], list[Seen], Seen]]
     "an acknowledged message is gone": ("lost", lambda: (SENT, [], without(0))),
     "the last of an acknowledged batch is gone": ("lost", lambda: (SENT, [], without(3))),
     "an acknowledged empty message is gone": ("lost", lambda: (SENT, [], without(4))),
-    "a message stands at two ids": (
+    "a message has two ids": (
         "doubled",
         lambda: (SENT, [], replace(LAST, messages=(*LOG[:8], (pack_id(150, 0), b"m2")))),
     ),
-    "an id stands twice": ("doubled", lambda: (SENT, [], replace(LAST, messages=(LOG[0], *LOG[:8])))),
+    "an id occurs twice": ("doubled", lambda: (SENT, [], replace(LAST, messages=(LOG[0], *LOG[:8])))),
     "a page goes back": (
         "unordered",
         lambda: (SENT, [replace(page(0, 3), messages=(LOG[1], LOG[0], *LOG[2:4]))], LAST),

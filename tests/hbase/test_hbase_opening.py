@@ -180,7 +180,7 @@ async def test_a_table_that_is_disabled_is_not_opened(hbase, store, monkeypatch)
         await store._pool.call("enableTable", b"contract_payloads")
 
 
-async def test_a_table_that_is_not_enabled_yet_is_waited_for(hbase, store, monkeypatch):
+async def test_the_start_waits_for_a_table_that_is_not_enabled_yet(hbase, store, monkeypatch):
     await store._pool.call("disableTable", b"contract_payloads")
     asked = trio.Event()
     call = Pool.call

@@ -170,7 +170,7 @@ async def test_a_sender_without_a_reader_waits_and_holds_up_no_other():
             nursery.cancel_scope.cancel()
 
 
-async def test_a_caller_that_does_not_read_is_waited_for():
+async def test_a_sender_waits_for_a_caller_that_does_not_read():
     sent = 0
 
     async def chatty(call) -> Reply:

@@ -170,7 +170,7 @@ async def test_an_idle_link_between_live_sides_stays(autojump_clock):
         assert got == ["late"]
 
 
-async def test_a_side_in_doubt_that_answers_a_ping_is_waited_for_as_before(autojump_clock):
+async def test_a_caller_keeps_waiting_for_a_side_that_answers_a_ping(autojump_clock):
     gate = trio.Event()
 
     async def held(call):

@@ -87,7 +87,7 @@ def two_days(spark: SparkSession, root: Path) -> Archive:
 
 
 def times_read(spark: SparkSession, archive: Archive) -> list[int]:
-    """The publish times of all rows, sorted: a row that is read twice stands twice."""
+    """The publish times of all rows, sorted: a row that is read twice occurs twice."""
     return sorted(layout.time_of(row.message_id) for row in read(spark, archive.root).select("message_id").collect())
 
 

@@ -183,7 +183,7 @@ def test_the_figures_of_a_run_have_every_batch_however_few_spark_remembers(spark
 
 
 def test_spark_checks_for_losses_unless_the_last_run_had_caught_up(spark, url, tmp_path, monkeypatch):
-    """A quiet topic's tables end before what its ttl leaves, and that is no loss; whether it is one, a note decides."""
+    """A quiet topic's tables end before the oldest message in the topic; a note decides whether that is a loss."""
     looked_out = []
     monkeypatch.setattr(stream, "_go", lambda *given: looked_out.append(not given[3].may_lose))
     run = Run("audit", Where((url,), "quiet"), spark=spark)

@@ -174,7 +174,7 @@ DAMAGED = {
     "unknown flags": b"\xff?",
     "nothing": b"",
     "a length that is not its own": encode_row(MessageRow(b"whole", ttl_s=60))[:-1],
-    "a payload that stands elsewhere": encode_row(MessageRow(None, pointer=7)),
+    "a payload stored elsewhere": encode_row(MessageRow(None, pointer=7)),
 }
 
 

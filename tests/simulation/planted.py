@@ -499,7 +499,7 @@ class _Planting(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def with_mistake(source: str, mistake: Mistake) -> str:
     """Return the source with the mistake. Raises LookupError unless its place occurs exactly once."""
     if source.count(mistake.right) != 1:
-        raise LookupError(f"{mistake.name!r}: its place stands {source.count(mistake.right)} times in {mistake.module}")
+        raise LookupError(f"{mistake.name!r}: its place occurs {source.count(mistake.right)} times in {mistake.module}")
     return source.replace(mistake.right, mistake.wrong)
 
 

@@ -160,7 +160,7 @@ def check_order(harness: Harness, messages: list[list[int]]) -> None:
     for number, _ in messages:
         if number in harness.times:
             called, returned = harness.times[number]
-            assert returned > latest_call, f"{number} had been committed before one that stands before it"
+            assert returned > latest_call, f"{number} had been committed before a message that precedes it"
             latest_call = max(latest_call, called)
     last_part: dict[int, int] = {}
     for number, part in messages:

@@ -114,7 +114,7 @@ async def test_a_row_that_never_arrives_ends_the_scan_when_its_time_is_over(auto
     assert trio.current_time() - begun_s == pytest.approx(50, abs=0.5)
 
 
-async def test_a_gateway_that_is_slow_with_any_number_of_rows_is_waited_for(autojump_clock, monkeypatch):
+async def test_a_scan_waits_for_a_gateway_that_is_slow_with_any_number_of_rows(autojump_clock, monkeypatch):
     rows = Rows([100] * 50)
     prompt = rows.answer
 

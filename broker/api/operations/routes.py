@@ -106,7 +106,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="operate",
         on="service",
         tag="keeping",
-        doc="Make this standby the primary, whether or not the present one is alive.",
+        doc="Make this standby the primary, whether or not the current one is alive.",
         body=Body(required=False),
         answer=TakenOver,
         errors=(*ANY, "conflict"),

@@ -183,7 +183,7 @@ class TopicCore:
     def overdue(self, now: Now) -> Answers:
         """Answer the parked polls whose wait is over: nothing was added since they were parked.
 
-        The present state may be that of a step whose commit is under way, so it is not shown.
+        The current state may be that of a step whose commit is under way, so it is not shown.
         """
         return [(parked.ticket, parked.span) for parked in self.parking.take_overdue(now.mono_s)]
 

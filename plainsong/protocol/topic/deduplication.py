@@ -335,7 +335,7 @@ def _forget_all(state: TopicState, step: Step, record: DeduplicationRecord) -> N
 
 
 def begin_remembering(state: TopicState, step: Step) -> None:
-    """Validate stamps from the present position on, if they are void, since a producer is about to be added."""
+    """Validate stamps from the current position on, if they are void, since a producer is about to be added."""
     producers = state.producers
     if producers.record is None or not producers.record.on:
         record = DeduplicationRecord(switched=producers.switched, since=last_position(state), epochs=producers.epochs)

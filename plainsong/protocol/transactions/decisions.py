@@ -147,7 +147,7 @@ def _check_open(record: Record) -> None:
 
 
 def not_in_progress(record: Record) -> TransactionNotInProgress:
-    """Return the error that names the present state of a transaction."""
+    """Return the error that names the current state of a transaction."""
     if record.state == "invalid":
         return TransactionNotInProgress(
             f"transaction {record.transaction_id} is invalid",

@@ -174,7 +174,7 @@ def _as_it_was(plan: Plan, wanted: Plan) -> Plan:
     """Return the plan unchanged. Raises CommandFailed: its rows have changed since it was made."""
     if not plan.is_of(wanted.as_read):
         says = f"{plan.source}: the files are not those of the earlier, unfinished replay into {plan.topic}"
-        raise CommandFailed(says, hint="restore them, or publish the present files: --anew", code=Exit.USAGE)
+        raise CommandFailed(says, hint="restore them, or publish the current files: --anew", code=Exit.USAGE)
     return plan
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Rows: TypeAlias = "Sequence[Mapping[str, Any]]"
 #: Explanations of the figures, by section, for the page and the tables.
 MADE_FROM = {
-    "sizes": "Counted from publish times and the topic's present ttl: a message is in the queue from its publish until "
+    "sizes": "Counted from publish times and the topic's current ttl: a message is in the queue from its publish until "
     "it expires. Rolled back and invalid messages are left out. A message with a shorter time to live of its own is "
     "counted until the topic's ttl while it is there, and missing once it has expired. Where messages expired since "
     "and no archive has them, a size is a lower bound (≥, dashed).",

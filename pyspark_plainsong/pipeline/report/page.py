@@ -131,7 +131,7 @@ COLOURS = ("#2f7fd1", "#e08a00", "#0f8a5f", "#d65db1", "#c2362b", "#6b4fd8", "#2
 STATE_COLOURS = {"committed": COLOURS[2], "in_progress": COLOURS[1], "aborted": "#8a8f98", "invalid": COLOURS[4]}
 #: States differ in form too, for readers who see red and green alike.
 STATE_MARKERS = {"committed": "o", "in_progress": "s", "aborted": "X", "invalid": "^"}
-#: Characters of a name in a legend: two of them stand in a row.
+#: Characters of a name in a legend, so that two names fit side by side.
 MAX_NAME = 40
 #: Columns of a legend, at most.
 MAX_COLUMNS = 4

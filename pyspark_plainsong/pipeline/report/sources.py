@@ -86,7 +86,7 @@ def from_topics(spark: SparkSession, source: Mapping[str, str], topics: Sequence
 
 
 def from_archive(spark: SparkSession, root: str, topics: Sequence[TopicFacts], grid: Grid) -> DataFrame:
-    """Read ``MESSAGES`` of an archive, of the topics' present generations."""
+    """Read ``MESSAGES`` of an archive, of the topics' current generations."""
     namespace = topics[0].topic.partition(":")[0]
     rows = read(
         spark,

@@ -73,7 +73,7 @@ def _of_sequences(outcome: Outcome, writes: list[Write]) -> Iterator[Anomaly]:
         if sequence == last_sequence:
             yield Anomaly("doubled", f"{sequence} of {write.producer} is present twice: {write.name}")
         elif message_id < last_id:
-            yield Anomaly("reordered", f"{sequence} of {write.producer} stands before {last_sequence}: {write.name}")
+            yield Anomaly("reordered", f"{sequence} of {write.producer} precedes {last_sequence}: {write.name}")
         last_sequence, last_id = sequence, message_id
 
 
