@@ -34,7 +34,7 @@ class LateCommits:
         end_late: Callable[[Callable[[], PlainsongError]], object],
     ) -> None:
         """Args:
-        run_queue: that of all actors.
+        run_queue: the run queue of all actors.
         end_late: calls ``Actor.end_late`` of every actor.
         """
         self._outbox = outbox

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from storage.damage import Gap
 
 log = logging.getLogger(__name__)
-#: The end of an id with which the scrub marks the place after the row at that position.
+#: An id with this end, in the scrub's findings, means the place right after the row at its position.
 BEHIND = bytes(9) + b"\x01"
 #: The format of the file, stated in its first line.
 FILE_FORMAT = 1
@@ -71,7 +71,7 @@ class SetAsideRange:
 
     @property
     def known_rows(self) -> int | None:
-        """The number of rows; None if some cannot be read, and so not be counted."""
+        """The number of rows; None if some cannot be read and thus not counted."""
         return None if self.gaps else self.rows
 
 

@@ -273,7 +273,7 @@ def written(text: str, name: str, lines: Sequence[str]) -> str:
     """Return the document with the lines between the comments of this name replaced.
 
     Raises:
-      LookupError: the comments occur never, or more than once.
+      LookupError: the comments are missing, or occur more than once.
     """
     begin, end = marks(name)
     replaced, count = re.subn(

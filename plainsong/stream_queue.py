@@ -1,4 +1,4 @@
-"""The requests of a publish stream: those sent without an answer, then those not sent yet, in one order.
+"""The requests of a publish stream in one order: first those that were sent and not answered, then those not sent yet.
 
 Nothing here waits, reads a clock, or locks. A stream calls it under its lock: its sender takes messages to send, and its
 receiver hands in the answers. ``T`` is the type of the tickets.
@@ -245,7 +245,7 @@ def receipt_of(status: int, fields: dict[str, Any], messages: int) -> Receipt | 
     try:
         return _response(fields) if "transactionWritePointer" in fields else _receipt(fields, messages)
     except (KeyError, TypeError, PlainsongError) as broken:
-        unread = OutcomeUnknown("the answer cannot be read", hint="is the daemon of another version?")
+        unread = OutcomeUnknown("the answer cannot be read", hint="is the daemon a different version?")
         unread.outcome = "applied"
         unread.__cause__ = broken
         return unread

@@ -101,8 +101,8 @@ _KNOWN: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
     "ttl_seconds": (_WHOLE, "INT"),
 }
 
-#: Kafka's headers may repeat a name and have any bytes; an attribute of a message has a name of its own and is text.
-_OF_KAFKA = "; map_from_entries(transform(headers, h -> struct(h.key, decode(h.value, 'UTF-8')))) makes one of Kafka's"
+#: Kafka's headers may repeat a name and have any bytes; a message's attributes have unique names and are text.
+_OF_KAFKA = "; map_from_entries(transform(headers, h -> struct(h.key, decode(h.value, 'UTF-8')))) converts Kafka's"
 
 
 class Chunk(NamedTuple):
@@ -220,7 +220,7 @@ def _header_map(pairs: Sequence[tuple[str, str | None]] | None) -> dict[str, str
         if value is None:
             raise ValueError(f"header {name} is null: an attribute is a string; remove the pair from the map")
         if name == ROUTING_KEY:
-            raise ValueError(f"headers hold {ROUTING_KEY}: it has a column of its own, routing_key")
+            raise ValueError(f"headers contain {ROUTING_KEY}: it has a column of its own, routing_key")
         found[name] = value
     return found
 

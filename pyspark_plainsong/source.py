@@ -29,7 +29,7 @@ class DefaultSource(DataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        """Check what can be checked before Spark says whether it will read or write: ``load()`` raises it.
+        """Check what can be checked before Spark says whether it will read or write, so that ``load()`` raises errors.
 
         Raises:
           Lacking: earlier than Spark's own import of pyarrow, which would fail without a hint.

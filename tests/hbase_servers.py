@@ -164,7 +164,7 @@ class HBaseServers(HBase):
         with self._asking_keeper() as keeper:
             wanted = {str(port) for port in self._ports.values()}
             eventually(
-                "all region servers are there",
+                "all region servers have registered",
                 lambda: wanted == {node.split(",")[1] for node in keeper.get_children("/hbase/rs")},
                 self.patience_s,
             )
@@ -189,7 +189,7 @@ class HBaseServers(HBase):
 
 
 def _add_properties(file: Path, properties: dict[str, object]) -> None:
-    """Append properties to the file's own; the last one of a name counts."""
+    """Append properties to the file's own; of several with one name, the last one counts."""
     text = file.read_text() if file.exists() else '<?xml version="1.0"?>\n<configuration>\n</configuration>\n'
     added = "".join(
         f"  <property><name>{name}</name><value>{value}</value></property>\n" for name, value in properties.items()

@@ -1,4 +1,4 @@
-"""The one form of a handler: it receives a request and a callback for the answer, and calls that exactly once.
+"""The one form of a handler: it receives a request and a callback for the answer, and calls the callback exactly once.
 
 A handler that only asks an actor answers within the actor's turn. One that waits for something else is an ``async
 def``; ``RequestTasks`` turns it into a handler, and is the only place where a request gets a task.
@@ -92,7 +92,7 @@ async def _run(
 
 
 async def _without_reader(answer: Answer) -> RequestCancelled:
-    """Close the stream of an answer that was made despite the cancellation, and return the outcome to give instead."""
+    """Close the stream of an answer that was made despite the cancellation, and return the outcome that replaces it."""
     if not isinstance(answer.body, bytes):
         with trio.CancelScope(shield=True):
             await answer.body.aclose()
@@ -100,7 +100,7 @@ async def _without_reader(answer: Answer) -> RequestCancelled:
 
 
 async def answer_of(handler: Handler, request: Request) -> Answer:
-    """Return the handler's answer. Raises the error given instead.
+    """Return the handler's answer, or raise its error.
 
     Cancellation cancels the request, and waits until the handler's task, if it has one, has ended.
     """
@@ -166,7 +166,7 @@ async def answer_reader(
 def rendered(request: Request, render: Callable[[A], Answer], found: A | Exception) -> Answer | Exception:
     """Return the outcome of a request that asked an actor: an error, or the answer that ``render`` makes.
 
-    Called in the actor's turn, so a bug in ``render`` is an outcome instead of raised.
+    Called in the actor's turn, so a bug in ``render`` becomes the outcome instead of being raised.
     """
     if isinstance(found, Exception):
         return found

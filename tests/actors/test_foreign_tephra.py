@@ -171,7 +171,7 @@ async def test_topics_and_held_readers_get_the_outcome_of_their_pointers(foreign
     assert set(pointers.undecided()) == {120, 310}
 
 
-async def test_it_polls_over_one_connection(foreign, tephra, nursery):
+async def test_the_state_is_polled_over_one_connection(foreign, tephra, nursery):
     foreign._refresh_s = 0.01
     nursery.start_soon(foreign.run)
     await foreign.loaded()

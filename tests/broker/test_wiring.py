@@ -17,7 +17,7 @@ from storage.memory import MemoryStore
 NAME = TopicName("ns", "t")
 
 
-async def test_rounds_of_the_janitor_scan_for_the_invalid_list_which_the_service_keeps(autojump_clock):
+async def test_a_round_of_the_janitor_rolls_back_invalid_pointers_and_sets_the_safe_bound(autojump_clock):
     config = config_of({"storage.kind": "memory", "retention.interval_s": 1.0})
     async with trio.open_nursery() as actors:
         service = await assemble(config, MemoryStore(), Metrics("0"), actors)

@@ -168,7 +168,7 @@ async def test_a_table_that_is_disabled_fails_commits_at_once_until_it_is_enable
     assert await values(store, PAYLOAD) == [b"p"]
 
 
-async def test_a_cell_that_hbase_does_not_take_fails_its_commit_and_no_other(hbase, store):
+async def test_a_cell_that_hbase_refuses_fails_its_commit_and_no_other(hbase, store):
     async with await HBaseStore.open([hbase.address], replace(OPTIONS, max_cell_bytes=16 << 20)) as large:
         claim = await large.claim(NAME)
         with pytest.raises(NothingWritten, match="HBase refused"):

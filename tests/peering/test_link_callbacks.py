@@ -13,7 +13,7 @@ from plainsong.protocol.errors import Internal, NoOwner
 
 
 class Kept:
-    """Keeps calls and their replies, to be given later."""
+    """Keeps calls, to be answered later."""
 
     def __init__(self) -> None:
         self.replies = {}
@@ -26,7 +26,7 @@ class Kept:
         call.on_cancel = lambda: self.cancelled.append(call.value)
 
 
-async def test_calls_are_answered_in_the_order_of_their_replies_and_in_no_task_of_their_own():
+async def test_calls_are_answered_in_the_order_of_their_replies_without_tasks_of_their_own():
     kept, answered = Kept(), []
 
     async def one(link, number):
@@ -70,7 +70,7 @@ async def test_replies_to_a_peer_that_does_not_read_wait_until_it_does():
     assert bodies == [bytes(INLINE_BYTES)] * calls
 
 
-async def test_what_a_callback_raises_or_replies_fails_the_call():
+async def test_an_error_that_a_callback_raises_or_replies_fails_the_call():
     def handler(call, reply):
         if call.value == "later":
             reply(NoOwner("moved"))

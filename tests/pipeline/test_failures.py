@@ -1,4 +1,4 @@
-"""An error of ours that comes through Spark arrives with its reason, its code and what to do, as a line and as JSON."""
+"""Our errors that pass through Spark keep their reason, code and hint, as a line and as JSON."""
 
 from __future__ import annotations
 

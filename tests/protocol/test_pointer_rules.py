@@ -156,7 +156,7 @@ def test_publishing_nothing_again_answers_as_the_first_time_and_writes_nothing()
     topic.refuses(errors.AlreadyPublished, topic.keep(P, b"late"))
 
 
-def test_publishing_nothing_at_all_is_an_empty_answer_and_no_row():
+def test_publishing_nothing_at_all_gives_an_empty_answer_and_writes_no_row():
     topic = Topic()
     answer = topic.publish(P)
     assert (answer.start_timestamp_ms, answer.start_sequence_id) == (answer.end_timestamp_ms, answer.end_sequence_id)
@@ -295,7 +295,7 @@ def test_the_service_rolls_back_in_a_deleted_topic_and_a_client_does_not():
 
 
 @pytest.mark.parametrize("wrote", ["publish", "keep"])
-def test_a_transaction_that_wrote_into_an_earlier_generation_cannot_write_into_the_topic_any_more(wrote):
+def test_a_transaction_that_wrote_into_an_earlier_generation_can_no_longer_write_into_the_topic(wrote):
     topic = Topic()
     getattr(topic, wrote)(P, b"x")
     topic.ask(Remove())
@@ -314,7 +314,7 @@ def test_a_transaction_that_wrote_into_an_earlier_generation_cannot_write_into_t
     assert topic.step.dropped == [P]
 
 
-def test_after_a_checkpoint_a_transaction_that_wrote_into_an_earlier_generation_cannot_write_into_the_topic_any_more():
+def test_after_a_checkpoint_a_transaction_that_wrote_into_an_earlier_generation_can_no_longer_write_into_the_topic():
     topic = Topic()
     topic.keep(P, b"x")
     topic.ask(Remove())
@@ -375,7 +375,7 @@ def test_past_the_maximum_lifetime_a_pointer_is_forgotten_with_its_stored_messag
     assert (P not in topic.core.state.pending) is forgotten
 
 
-def test_without_a_lifetime_orphans_expire_by_the_ttl_and_cannot_be_published_any_more():
+def test_without_a_lifetime_orphans_expire_by_the_ttl_and_can_no_longer_be_published():
     topic = Topic(TopicProperties(ttl_s=3600), max_lifetime_ms=0)
     topic.keep(1, b"x")
     topic.now_ms += HOUR_MS

@@ -39,7 +39,7 @@ def batch(**columns: object) -> pa.RecordBatch:
         ({"payload": BinaryType(), "ttl_seconds": DoubleType()}, "ttl_seconds is DOUBLE; it must be INT"),
         ({"payload": BinaryType(), "routing_key": BinaryType()}, "routing_key is BINARY; it must be STRING"),
         ({"payload": BinaryType(), "headers": MapType(StringType(), BinaryType())}, "headers is MAP<STRING,BINARY>"),
-        ({"payload": BinaryType(), "headers": OF_KAFKA}, r"STRUCT<KEY:STRING,VALUE:BINARY>>; .* makes one of Kafka's"),
+        ({"payload": BinaryType(), "headers": OF_KAFKA}, r"STRUCT<KEY:STRING,VALUE:BINARY>>; .* converts Kafka's"),
         ({"payload": BinaryType(), "message_id": BinaryType()}, "message_id cannot be written: a message has payload"),
         ({"payload": BinaryType(), "PAYLOAD": BinaryType()}, "PAYLOAD occurs twice"),
     ],
