@@ -51,7 +51,7 @@ async def read_page(
 
     Args:
       limit: maximum number of messages, at least 1.
-      max_bytes: maximum of wire bytes; but a page always has at least one message.
+      max_bytes: maximum of wire bytes, although a page always has at least one message.
       view: what the reader may see; None: everything, including undecided and rolled back messages.
       with_pointers: fill ``Page.pointers``.
     Raises:

@@ -1,4 +1,4 @@
-// Calls to the daemon, with the token, its problems, its clock, and the detection that it is away.
+// Calls to the daemon, with the token, its problems, its clock, and whether it can be reached.
 
 import { parse } from "./format.js";
 
@@ -39,7 +39,7 @@ export class Problem extends Error {
   }
 }
 
-// The daemon did not answer: it is away or cannot be reached.
+// The daemon did not answer: it is down or cannot be reached.
 export class Away extends Error {}
 
 // A connection may die unnoticed, so a call fails after this long without a byte.

@@ -276,7 +276,7 @@ async def test_an_older_session_is_fenced_from_stores_and_publishes(encoding):
 
 
 @every_encoding
-async def test_without_deduplication_batches_are_published_and_say_so(encoding):
+async def test_without_deduplication_batches_are_published_and_the_answer_reports_it(encoding):
     async with staging(encoding, properties={"deduplication": "disabled"}) as talk:
         await talk.store("a", "one", ids=[0])
         answer, receipt = await talk.publish(0, "a")

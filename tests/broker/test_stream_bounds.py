@@ -295,7 +295,7 @@ async def test_the_number_and_bytes_of_requests_in_progress_are_bounded():
             assert held.reserved_bytes == 0
 
 
-async def test_a_request_larger_than_the_bound_goes_alone():
+async def test_a_request_larger_than_the_bound_is_sent_alone():
     async with in_process() as daemon:
         await daemon.create()
         held = BodyBudget(1 << 30).reserve()

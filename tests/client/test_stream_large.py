@@ -7,7 +7,7 @@ from plainsong.protocol.errors import TransactionTooLarge
 from plainsong.protocol.requests import PublishRequest
 
 
-def test_a_request_larger_than_the_bound_goes_alone(client: Client, topic: str):
+def test_a_request_larger_than_the_bound_is_sent_alone(client: Client, topic: str):
     with client.stream(topic, max_pending_bytes=10_000) as stream:
         stream.publish(b"before")
         large = stream.publish(b"x" * 20_000)

@@ -74,7 +74,7 @@ def check(
 def _of_transactions(transactions: Iterable[Transaction]) -> Iterator[Anomaly]:
     for each in transactions:
         if each.state == "in_progress":
-            yield Anomaly("held forever", f"{each.id} is in progress still")
+            yield Anomaly("held forever", f"{each.id} is still in progress")
         if each.committed_s < inf and each.state != "committed":
             yield Anomaly("lost", f"{each.id} was reported as committed, but is {each.state}")
         if each.undone_s < inf and each.state == "committed":
@@ -104,7 +104,7 @@ def _of_requests(history: _History, requests: Iterable[Request]) -> Iterator[Ano
         if 0 < turned < len(rows) and request.transaction.state != "invalid":
             yield Anomaly("torn", f"{turned} of {len(rows)} are rolled back: {name}")
         if request.transaction.state == "committed" and turned and request.rolled_back == "no":
-            yield Anomaly("lost", f"rolled back, and of a committed transaction: {name}")
+            yield Anomaly("lost", f"rolled back, although its transaction is committed: {name}")
         if turned < len(rows) and (request.transaction.state == "aborted" or request.rolled_back == "yes"):
             yield Anomaly("not turned", f"it was rolled back, and its rows were not: {name}")
 
@@ -205,17 +205,17 @@ def _of_end(history: _History, page: Page, seen: set[Unit]) -> Iterator[Anomaly]
         stop = bisect_left(face.ids, held_at)
     for unit, message_id in zip(face.units[at:stop], face.ids[at:stop], strict=True):
         if unit in seen:
-            yield Anomaly("torn", f"{page.reader} saw another part of what {face.payloads[message_id]!r} belongs to")
+            yield Anomaly("torn", f"{page.reader} saw another part of the unit of {face.payloads[message_id]!r}")
         elif history.known_s[unit, page.transactional] < (
             page.view_s[0] if isinstance(unit, Transaction) else page.asked_s
         ):
-            yield Anomaly("late", f"{page.reader} did not get {face.payloads[message_id]!r}, which was there")
+            yield Anomaly("late", f"{page.reader} did not get {face.payloads[message_id]!r}, which was visible")
 
 
 def _of_holder(history: _History, page: Page, holder: Transaction, seen: set[Unit]) -> Iterator[Anomaly]:
     told = f"{page.reader} was held in {page.topic} by {holder.id}"
     if holder in seen:
-        yield Anomaly("torn", f"{told}, of which it saw another part")
+        yield Anomaly("torn", f"{told}, but saw another part of it")
     elif min(history.known_s[holder, True], holder.undone_s) < page.view_s[0]:
         yield Anomaly("held forever", f"{told}, which was decided")
     # A snapshot shows the state at its begin, however late it is read.

@@ -154,7 +154,7 @@ class CopyWorld(StoreWorld):
         while any(self.left) and not self.is_fenced:
             event_loop.run(self._life)
         tables = self.open(self.directory)
-        self._compare(tables, "after a good close")
+        self._compare(tables, "after a clean close")
         tables.close()
 
     async def _life(self) -> None:

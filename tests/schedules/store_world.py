@@ -95,7 +95,7 @@ class StoreWorld(World):
         while any(self.left):
             event_loop.run(self._life)
         tables = self.open(self.directory)
-        self._compare(tables, "after a good close")
+        self._compare(tables, "after a clean close")
         tables.close()
 
     async def _life(self) -> None:

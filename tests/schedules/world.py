@@ -2,9 +2,9 @@
 
 Threads of a schedule:
 
-        commit      takes works from a queue, several at a time, and writes them as the commit thread does
+        commit      takes jobs from a queue, several at a time, and writes them as the commit thread does
         keeper      the store's own
-        writers     one for each topic: publish, replace, remove, roll back, drop; each waits for its own work
+        writers     one for each topic: publish, replace, remove, roll back, drop; each waits for its own job
         readers     scan, and compare the rows with what the model allowed at some time during the scan
         tidier      tidies repeatedly, and begins new volumes
         viewer      opens views, reads each twice, and closes it
@@ -51,7 +51,7 @@ MESSAGE, METADATA = Table.MESSAGE, Table.METADATA
 TINY = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, volume_bytes=500), max_open_volumes=2)
 PREFIXES = [generation_prefix(TopicName("ns", name), 1) for name in ("a", "b")]
 POINTER = 7
-#: Number of checks after simulated kills per schedule; each opens the store once more.
+#: Number of checks after simulated kills per schedule; each opens the store again.
 MAX_KILLS = 4
 #: Every file of the store whose lines may be scheduling points.
 LINES = tuple(
@@ -87,7 +87,7 @@ class Seen:
 
 @dataclass
 class Model:
-    """Possible values of each row: one, or several while a work's outcome is unknown."""
+    """Possible values of each row: one, or several while a job's outcome is unknown."""
 
     allowed: dict[bytes, set[bytes | None]] = field(default_factory=dict)
     readers: list[Seen] = field(default_factory=list)
@@ -99,10 +99,10 @@ class Model:
     """
 
     def begin(self, changes: dict[bytes, bytes | None], *, replaces: bool) -> None:
-        """Begin a work with these changes.
+        """Begin a job with these changes.
 
         Args:
-          replaces: True if the work removes rows and puts others with their keys. This happens only to rows that no
+          replaces: True if the job removes rows and puts others with their keys. This happens only to rows that no
             reader can see, since a concurrent scan may miss both.
         """
         for key, value in changes.items():
@@ -110,12 +110,12 @@ class Model:
             self._set(key, {*self.allowed.get(key, {None}), value, *removed})
 
     def succeeded(self, changes: dict[bytes, bytes | None]) -> None:
-        """Record that the work was acknowledged."""
+        """Record that the job was acknowledged."""
         for key, value in changes.items():
             self._set(key, {value})
 
     def removed(self, changes: dict[bytes, bytes | None], before: dict[bytes, set[bytes | None]] | None) -> None:
-        """Record the end of a work that removes rows. ``before``: earlier allowed values, if its outcome is unknown."""
+        """Record the end of a job that removes rows. ``before``: earlier allowed values, if its outcome is unknown."""
         for key in changes:
             if before is None:
                 self.hidden.pop(key, None)
@@ -123,7 +123,7 @@ class Model:
                 self.hidden.setdefault(key, set()).update(before[key])
 
     def refused(self, changes: dict[bytes, bytes | None], before: dict[bytes, set[bytes | None]]) -> None:
-        """Record that the work definitely did not happen."""
+        """Record that the job definitely did not happen."""
         for key in changes:
             self._set(key, before[key])
 
@@ -143,7 +143,7 @@ class Model:
         self.readers[:] = [each for each in self.readers if each is not seen]
         found = dict(rows)
         if [key for key, _ in rows] != sorted(found):
-            raise Wrong(f"{what}: rows are not in order, or twice")
+            raise Wrong(f"{what}: rows are out of order, or occur twice")
         for key, values in seen.allowed.items():
             if start <= key < stop and found.get(key) not in values:
                 raise Wrong(f"{what}: row {key[-10:].hex()} is {found.get(key)!r} and may be {values!r}")
@@ -228,7 +228,7 @@ class World:
             if not self.writing:
                 break
         tables = self.open(self.directory)
-        self._compare(tables, "after a good close")
+        self._compare(tables, "after a clean close")
         tables.close()
 
     def _live(self) -> None:
@@ -274,7 +274,7 @@ class World:
     # --- the commit ---------------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        """Run the commit thread, which writes groups of waiting works."""
+        """Run the commit thread, which writes groups of waiting jobs."""
         while True:
             group = [self.queue.get()]
             while group[-1] is not None and not self.queue.empty() and self.random.random() < 0.8:
@@ -309,7 +309,7 @@ class World:
         work.on_completed(work)
 
     def submit(self, operations: list[Any]) -> StoreError | StoreConflict | None:
-        """Submit a work and wait for it; return its error, if any."""
+        """Submit a job and wait for it; return its error, if any."""
         done = sched.Queue()
         self.queue.put(PendingWrite(operations, on_completed=done.put))
         return done.get().error
@@ -344,7 +344,7 @@ class World:
         before: dict[bytes, set[bytes | None]],
         error: object,
     ) -> None:
-        """Record the outcome of a work."""
+        """Record the outcome of a job."""
         if error is None:
             self.model.succeeded(changes)
         elif isinstance(error, NothingWritten):

@@ -109,7 +109,7 @@ async def publisher(soak: Soak, topic: str, name: str) -> None:
                     numbers = range(number, number + (1 if number % 3 == 0 else BATCH))
                     number = numbers.stop
                     messages = [b"%s %d %s" % (name.encode(), each, b"x" * 150) for each in numbers]
-                    # Until the response arrives the outcome is unknown, also if the connection breaks here.
+                    # Until the response arrives the outcome is unknown, even if the connection breaks here.
                     soak.doubtful |= {(name, each) for each in numbers}
                     soak.unknown += 1
                     began_s = time.monotonic()
@@ -224,7 +224,7 @@ async def backups(soak: Soak, folder: Path, pause_s: float) -> None:
 
 
 async def measure(soak: Soak) -> None:
-    """Record the daemon's resource usage, each second while it is up."""
+    """Record the daemon's resource usage every second while it is up."""
     while not soak.over:
         await trio.sleep(SAMPLE_S)
         waits, soak.waits_ms = soak.waits_ms, []
@@ -258,7 +258,7 @@ def used_by(pid: int, directory: Path) -> dict[str, float]:
 
 
 async def soak_for(seconds: float, directory: Path, load: float) -> Soak:
-    """Do the whole run, and end the daemon."""
+    """Do the whole run, and stop the daemon."""
     soak = Soak(Daemon(directory / "data", *SETTINGS), load=load)
     try:
         await soak.start()
@@ -379,7 +379,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--report", type=Path, default=REPORT, help="a directory (default: %(default)s)")
     parser.add_argument(
-        "--load", type=float, default=0.5, metavar="PART", help="of what the daemon could take (default: %(default)s)"
+        "--load",
+        type=float,
+        default=0.5,
+        metavar="PART",
+        help="fraction of the daemon's maximum load (default: %(default)s)",
     )
     asked = parser.parse_args(arguments)
     if not 0 < asked.load <= 1:

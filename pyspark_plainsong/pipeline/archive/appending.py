@@ -40,7 +40,7 @@ class AppendOptions:
     may_lose: bool = False
     """Skip messages that expired before they were archived, instead of failing."""
     warn_at: float = 0.5
-    """Warn when the oldest waiting message is older than this part of the topic's ttl."""
+    """Warn when the oldest waiting message is older than this fraction of the topic's ttl."""
 
 
 class Subject:
@@ -72,9 +72,9 @@ class Subject:
 
         Args:
           done: called in the query's thread with each committed batch.
-          scratch: removes Spark's working files in the end. They are needed during one run only, since the table has
+          scratch: removes Spark's working files at the end. They are needed during one run only, since the table has
             the position.
-          every: the trigger's interval; None: end when the present backlog is archived.
+          every: the trigger's interval; None: end when the current backlog is archived.
         """
         start = self.resumes_at
         checkpoint = scratch.enter_context(TemporaryDirectory(prefix="plainsong-archive-", ignore_cleanup_errors=True))

@@ -179,7 +179,7 @@ METADATA_PART: Final = 0.04
 REPEATED_PART: Final = 0.002
 LATE_PART: Final = 0.05
 MAX_LATE_MS: Final = 600_000
-#: Runs at a time.
+#: Runs in progress at a time.
 RUNS_AT_ONCE: Final = 12
 
 

@@ -113,7 +113,7 @@ def _of_missed(outcome: Outcome, poll: Poll, face: Stretch, at: int, stop: int) 
 def _of_holder(outcome: Outcome, poll: Poll, holder: Transaction, shown: set[Unit]) -> Iterator[Anomaly]:
     told = f"{poll.name} was held in {poll.topic} by {holder.id}"
     if holder in shown:
-        yield Anomaly("split", f"{told}, of which it saw another part")
+        yield Anomaly("split", f"{told}, but saw another part of it")
     elif min(outcome.seen_s.get((holder, True), inf), holder.undone_s) < poll.began_s:
         yield Anomaly("held by the decided", f"{told}, which was decided")
     elif holder.committed_s < poll.began_s:
