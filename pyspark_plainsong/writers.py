@@ -38,7 +38,7 @@ LOG = logging.getLogger("pyspark_plainsong")
 
 
 class SaveIsComplete(RuntimeError):
-    """The save failed according to Spark, but all its rows are in the topics named."""
+    """The save failed according to Spark, but all its rows are in the named topics."""
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -25,7 +25,7 @@ HANDSHAKE = 0x16
 
 
 class TlsSocket:
-    """A connected, non-blocking socket that speaks TLS; it has those methods of a socket that ``Connection`` uses.
+    """A connected, non-blocking socket that speaks TLS, with the socket methods that ``Connection`` uses.
 
     ``recv`` raises BlockingIOError when there is no data, and returns less than requested only when no more is
     available. If ``send`` accepts only part of the data, the next call must begin with the rest: some of it is already
@@ -194,7 +194,7 @@ class TlsSocket:
         self._sock.setsockopt(level, option, value)
 
     def shutdown(self, how: int) -> None:
-        """Send the end of output: TLS's close_notify, then that of the socket. Raises OSError."""
+        """Send the end of output: first TLS's close_notify, then the socket's. Raises OSError."""
         self.say_goodbye()
         self._sock.shutdown(how)
 

@@ -256,7 +256,8 @@ class Wire:
             return f"{UNPROVEN}: {error}"
         except MalformedBody as error:
             log.warning(
-                "a link is ended for what it sent", extra={"peer": self.peer, "why": error.detail, "hint": error.hint}
+                "a link is ended because of what the peer sent",
+                extra={"peer": self.peer, "why": error.detail, "hint": error.hint},
             )
             return f"what it sent cannot be read: {error.detail}"
 
@@ -372,7 +373,7 @@ _AT_LEAST = 0.1
 
 
 class Heartbeat:
-    """Detects by pings if the peer is alive. The reader sets ``received`` whenever data has arrived."""
+    """Detects by pings whether the peer is alive. The reader sets ``received`` whenever data has arrived."""
 
     def __init__(self, ping: Callable[[], object]) -> None:
         """``ping`` sends a ping."""

@@ -113,7 +113,7 @@ class Upkeep:
         """Skip a row or head that cannot be read; a reader of its topic gets the error."""
         if key not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged.add(key)
-            log.warning("upkeep passes over what cannot be read", extra={"key": key.hex(), "why": error.detail})
+            log.warning("upkeep skips an unreadable row", extra={"key": key.hex(), "why": error.detail})
 
     async def _now_ms(self) -> int:
         """Return HBase's clock: the timestamp of a cell written now."""

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from storage.leveldb.store import LevelDBView
 
 NO_BASE = "the second copy has no complete base yet"
-TORN = "the disk did not take a commit that was sent to the second copy already"
-TORN_HINT = "the next start takes the commit from there"
+TORN = "the disk did not store a commit that had already been sent to the second copy"
+TORN_HINT = "the next start takes the commit from the copy"
 
 
 class CountingOutbox(Outbox):
@@ -65,7 +65,7 @@ class CountingOutbox(Outbox):
         """See ``Shipper.opened``.
 
         Raises:
-          StoreUnusable: a commit that the disk did not take was sent; its number must not be used again.
+          StoreUnusable: a commit that the disk did not store was sent; its number must not be used again.
         """
         if self.is_torn:
             raise StoreUnusable(TORN, hint=TORN_HINT)
@@ -83,7 +83,7 @@ class CountingOutbox(Outbox):
 
     @property
     def unavailable(self) -> str:
-        """Why requests that write are refused; empty if they are not."""
+        """The reason why writes are refused; empty if they are not."""
         answers = self.answers
         if not answers.has_begun or answers.counted is None:
             return NO_BASE

@@ -185,9 +185,9 @@ def test_an_answer_is_read_whole_in_every_framing(serve, pools, answer):
         b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
         OK + b"?",
     ],
-    ids=["said so", "HTTP/1.0", "bytes behind the answer"],
+    ids=["said so", "HTTP/1.0", "bytes after the answer"],
 )
-def test_a_connection_that_cannot_be_used_again_is_not(serve, pools, answer):
+def test_a_connection_that_cannot_be_reused_is_replaced(serve, pools, answer):
     server = serve(answer, OK)
     pool = pools(server.url)
     assert [ask(pool, server.url).body for _ in range(2)] == [b"ok"] * 2
@@ -207,7 +207,7 @@ def test_a_kept_connection_that_the_server_has_closed_is_replaced_before_anythin
     ask(pool, server.url)
     assert closed.wait(PATIENCE_S)
     (kept,) = pool._connections._idle
-    assert select.select([kept.socket], [], [], PATIENCE_S)[0], "the end has come here"
+    assert select.select([kept.socket], [], [], PATIENCE_S)[0], "the client has received the end"
     assert ask(pool, server.url).body == b"ok"
     assert server.connections == 2
 

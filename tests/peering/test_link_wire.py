@@ -57,7 +57,7 @@ async def served(data: bytes) -> bytes:
 )
 async def test_garbage_ends_the_link_and_the_log_says_why(garbage, caplog):
     await served(garbage)
-    assert "a link is ended for what it sent" in caplog.text
+    assert "a link is ended because of what the peer sent" in caplog.text
 
 
 async def test_exceeding_the_credit_ends_the_link(caplog):

@@ -123,7 +123,7 @@ def test_a_topic_that_begins_with_an_underscore_is_read_with_the_others_and_comp
     assert in_archive(spark, root) == in_topic(client, "_orders")
 
 
-def test_two_runs_at_once_archive_each_message_once(spark, client, run, root, monkeypatch):
+def test_two_concurrent_runs_archive_each_message_once(spark, client, run, root, monkeypatch):
     def overtaken(self, *given):
         written = real(self, *given)
         monkeypatch.setattr(ArchiveWriter, "write", real)
@@ -227,12 +227,12 @@ def test_a_run_checks_for_losses_unless_the_archive_caught_up_recently(client, r
     assert fails_on_data_loss() == "true"
     assert fails_on_data_loss(may_lose=True) == "false"
     append(run, ["orders"], root, every=None)
-    assert fails_on_data_loss() == "false"  # whatever came since then lives for a week
+    assert fails_on_data_loss() == "false"  # messages published since then live for a week
     client.admin.set_properties("orders", ttl_s=1)
-    eventually("that was long ago, for such a ttl", lambda: fails_on_data_loss() == "true")
+    eventually("the last run is older than the ttl", lambda: fails_on_data_loss() == "true")
 
 
-def test_a_run_that_took_longer_than_messages_live_says_so(client, run, root, monkeypatch):
+def test_a_run_that_took_longer_than_messages_live_fails(client, run, root, monkeypatch):
     published(client, 0, 10)
     append(run, ["orders"], root, every=None)
     subject = Subject(run, client, "orders", AppendOptions(root))
@@ -247,11 +247,11 @@ def test_a_run_that_took_longer_than_messages_live_says_so(client, run, root, mo
 
 
 class Died(Exception):
-    """Stands for the death of a run."""
+    """Simulates the death of a run."""
 
 
 @pytest.mark.parametrize("step", ["write", "append"])
-def test_a_run_that_dies_after_any_step_loses_and_doubles_nothing(spark, client, run, root, monkeypatch, step):
+def test_a_run_that_dies_after_any_step_loses_and_duplicates_nothing(spark, client, run, root, monkeypatch, step):
     owner = ArchiveWriter if step == "write" else TopicTable
     real = getattr(owner, step)
 
@@ -270,7 +270,7 @@ def test_a_run_that_dies_after_any_step_loses_and_doubles_nothing(spark, client,
     assert sorted(raw_ids(root)) == in_archive(spark, root) == in_topic(client)
 
 
-#: Far beyond what a job takes to start and to do this much, also where others are at work.
+#: Far beyond the time that a job needs to start and to do this much, even on a busy machine.
 PATIENCE_S = 600
 #: Files that a run creates in turn; the appearance of each is a moment to kill it.
 TRACES = ("_delta_log", "_temporary", "_SUCCESS", "_delta_log/*[1-9].json")
@@ -314,7 +314,7 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
     try:
         eventually("everything is archived", lambda: rows_in(root) == 4_000, PATIENCE_S)
         published(client, 4_000, 100)
-        eventually("what is new is archived", lambda: rows_in(root) == 4_100, PATIENCE_S)
+        eventually("the new messages are archived", lambda: rows_in(root) == 4_100, PATIENCE_S)
     finally:
         following.terminate()
         out, _ = following.communicate(timeout=SPARK_PATIENCE_S)
@@ -328,7 +328,7 @@ def rows_in(root):
 
 
 def traces(folder, trace):
-    """Paths below a folder that others are writing to, which look like that at their end."""
+    """Return the paths below a folder whose ends match ``trace``; other processes may be writing to the folder."""
     walked = ((Path(at) / name).as_posix() for at, below, names in os.walk(folder) for name in (*below, *names))
     return {path for path in walked if fnmatchcase(path, f"*/{trace}")}
 

@@ -1,4 +1,4 @@
-"""Lineage: what a dataset came from and went to, at any depth, around cycles; against ways tried one by one."""
+"""Lineage: what a dataset came from and went to, at any depth, around cycles; compared with a search of all paths."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_walk_visits_all_sources_or_targets_of_a_dataset_by_the_shortest_way_a
     for distance, flow in found:
         shortest.setdefault(flow.far(direction), distance)
     assert shortest == expected
-    assert len(found) == len({flow for _, flow in found}), "each flow comes once"
+    assert len(found) == len({flow for _, flow in found}), "each flow occurs once"
     assert [distance for distance, _ in found] == sorted(distance for distance, _ in found)
 
 
@@ -116,7 +116,7 @@ def test_a_time_range_leaves_out_accesses_outside_it(tmp_path):
     assert sources(start=at(5)) == set()
 
 
-def test_other_namespaces_and_runs_of_the_same_name_in_other_programs_make_no_flow(tmp_path):
+def test_other_namespaces_and_runs_of_the_same_name_in_other_programs_cause_no_flow(tmp_path):
     every = [
         ("default", "p", "1", "a", "read"),
         ("default", "q", "1", "b", "write"),
@@ -129,7 +129,7 @@ def test_other_namespaces_and_runs_of_the_same_name_in_other_programs_make_no_fl
 
 
 @pytest.mark.parametrize(("unknown", "depth"), [(False, None), (True, 2)])
-def test_flows_and_their_closure_as_tables_are_those_of_the_reference(spark, tmp_path, unknown, depth):
+def test_flows_and_their_closure_as_tables_equal_those_of_the_reference(spark, tmp_path, unknown, depth):
     every = [
         *((("default", f"p{n}", "1", chr(97 + n), "read"), ("default", f"p{n}", "1", chr(98 + n), "write")) for n in range(5)),
         (("default", "back", "1", "d", "read"), ("default", "back", "1", "b", "write")),

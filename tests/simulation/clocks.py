@@ -18,7 +18,7 @@ START_MS = 1_700_000_000_000
 class SimulatedTime(trio.abc.Clock):
     """Time that stops while a task can run, and jumps to the next deadline when none can.
 
-    Like ``trio.testing.MockClock``, which takes two rounds of the event loop for one of these. Everything that is only
+    Like ``trio.testing.MockClock``, which needs two rounds of the event loop for each jump. Everything that is only
     simulated (network, disks, idle clients) waits by ``sleep`` and ``at``, at a quarter of the cost of a Trio deadline.
     """
 

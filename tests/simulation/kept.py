@@ -2,8 +2,8 @@
 
 It is read like ``plainsong backup create`` and restored like ``plainsong backup restore``, without files. A daemon
 starts on the new store, everything is read, and the checker of clients' histories judges it by the clients' records:
-messages that were acknowledged before the backup began are there, messages sent after its end are not, a request or
-transaction is there completely or not at all, and ids are unchanged.
+messages acknowledged before the backup began are present, messages sent after its end are not, a request or
+transaction is present completely or not at all, and ids are unchanged.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ async def judged(world: World, backup: Backup, seed: int) -> list[tuple[str, str
             if await at_last(stage, partial(_is_unknown, voice, each)):
                 stage.history.transactions.remove(each)
                 if each.told_s < backup.began_s and not may_be_forgotten(stage, each):
-                    anomalies.append(("lost", f"transaction {each.id} was begun, and is not known"))
+                    anomalies.append(("lost", f"transaction {each.id} was begun, but is not known"))
     await settle(stage)
     _let_go_of_stored(stage.history)
     anomalies += check(stage.history)

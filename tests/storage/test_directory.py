@@ -39,7 +39,7 @@ async def refused(path: Path, kind: type[StoreUnusable]) -> StoreUnusable:
     return caught.value
 
 
-async def test_a_directory_is_created_with_its_parents_for_its_owner_alone(tmp_path):
+async def test_a_directory_and_its_parents_are_created_for_the_owner_only(tmp_path):
     path = await made(tmp_path / "a" / "b" / "data")
     assert path.stat().st_mode & 0o777 == 0o700
     assert json.loads((path / FORMAT_NAME).read_text())["format"] == FORMAT
@@ -51,7 +51,7 @@ async def test_an_empty_directory_with_lost_and_found_becomes_a_store(tmp_path):
     await made(tmp_path)
 
 
-async def test_a_second_store_in_one_process_learns_who_has_the_directory(tmp_path):
+async def test_the_error_for_a_second_store_in_one_process_names_the_holder_of_the_directory(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", address="127.0.0.1:7420"):
         error = await refused(tmp_path / "data", StoreInUse)
     assert f"process {os.getpid()} on " in error.detail
@@ -76,7 +76,7 @@ def holder(path: Path):
             child.kill()
 
 
-async def test_a_directory_in_use_by_another_process_is_refused_and_free_once_that_was_killed(tmp_path):
+async def test_a_directory_is_refused_while_another_process_uses_it_and_opens_once_that_process_is_killed(tmp_path):
     path = await made(tmp_path / "data")
     with holder(path) as child:
         error = await refused(path, StoreInUse)
