@@ -33,7 +33,7 @@ class TopicConfig:
         604_800,
         "The time to live of a topic created without one; 7 days by default.",
         small="messages expire before slow consumers read them",
-        large="the disk fills with messages that no consumer needs any more",
+        large="the disk fills with messages that no consumer needs",
         low=1,
         high=MAX_TTL_S,
     )
@@ -115,7 +115,7 @@ class CommitConfig:
 
 @dataclass(frozen=True, slots=True)
 class RetentionConfig:
-    """The janitor, which removes rows that no request can see any more."""
+    """The janitor, which removes rows that no request can see."""
 
     interval_s: float = seconds(
         60.0,
@@ -219,17 +219,18 @@ class ReplicationConfig:
     )
     lease_s: float = seconds(
         10.0,
-        "A standby takes over if the primary has not renewed its lease for this time, which it does three times as often; "
-        "without a renewal for this time, a primary with a registered standby refuses requests. At least 1; or 0: a standby takes over only by hand.",
+        "A standby takes over if the primary has not renewed its lease for this time; the primary renews it three times "
+        "in this time. Without a renewal for this time, a primary with a registered standby refuses requests. At least "
+        "1; or 0: a standby takes over only by hand.",
         small="a short outage of the object store stops the service, or makes a standby take over",
-        large="the service is away that long after the loss of a machine",
+        large="the service is unavailable for that long after the loss of a machine",
         low=0,
         high=3_600,
     )
     standby: str = choice(
         "allowed",
         "Whether other daemons may follow this one as standbys. expected: the same as allowed, and it is reported when "
-        "there is none. never: they refuse to, and this daemon acknowledges also while it cannot renew its lease.",
+        "there is none. never: they refuse to, and this daemon acknowledges even while it cannot renew its lease.",
         "never",
         "allowed",
         "expected",
@@ -245,7 +246,7 @@ class ReplicationConfig:
     timeout_s: float = seconds(
         30.0,
         "The time limit of a request to the object store; with sync, also of an answer that waits for it.",
-        small="large objects never arrive over a slow line",
+        small="large objects never arrive over a slow network",
         large="a connection that hangs is noticed late",
         low=0.1,
         high=3_600.0,

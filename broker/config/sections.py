@@ -90,7 +90,7 @@ class HttpConfig:
     )
     max_body_bytes: int = size(
         64 * MIB,
-        "The largest body of a request, also after decompression; beyond it the answer is 413.",
+        "The largest body of a request, even after decompression; beyond it the answer is 413.",
         small="large batches are refused",
         large="a few clients can fill http.max_inflight_bytes",
         low=KIB,

@@ -74,7 +74,7 @@ def read_or_refuse(decoder: Decoder, data: bytes) -> None:
     except decoder.refuses:
         pass
     except Exception as error:
-        raise AssertionError(f"{decoder.name}: {error!r} came of {data[:400].hex()}") from error
+        raise AssertionError(f"{decoder.name}: {error!r} for {data[:400].hex()}") from error
 
 
 @NAMES

@@ -88,7 +88,7 @@ class FramesOptions:
 
 
 def accept_frames(accept: str | None) -> FramesOptions | None:
-    """The frames that an ``Accept`` header lists, at any place; None if it lists none.
+    """The frames that an ``Accept`` header lists, in any position; None if it lists none.
 
     Raises:
       InvalidParameter: it lists frames with unsupported parameters only.

@@ -37,7 +37,7 @@ _TOGETHER_BYTES = 4 << 10
 #: and each list costs its reader some microseconds.
 LIST_ROWS = 500
 _LIST_BYTES = 256 << 10
-#: Plain rows in a list from which on they are joined.
+#: Minimum number of plain rows in a list for which they are joined.
 JOINED_ROWS = 16
 #: Minimum number of a pack's rows in its first list, for readers that want only a few.
 _FEW_ROWS = 16
@@ -192,8 +192,8 @@ def _lists(scan: RangeScan, prefix: bytes, stored: _Stored) -> Iterator[Sequence
     """Yield lists of rows: see ``lists_up``.
 
     Plain rows are joined as they are read, without making a pair, a key or a slice of each. That would be wasted on
-    other rows, so after some of these, pairs are read until a whole list of them is plain. Of packs, about as many are
-    read at a time as fit the size of the largest pack.
+    other rows, so after some of these, pairs are read until a whole list of them is plain. The number of packs read at a
+    time depends on the size of the largest.
     """
     until = scan.stop[len(prefix) :]
     joins = bool(prefix) and not scan.packed
@@ -241,7 +241,7 @@ def _up_to(stop: bytes, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 def _of_rows(some: list[Row], scan: RangeScan, prefix: bytes) -> Iterator[Sequence[Row]]:
-    """Yield those of some rows that are in the range. None of them may be a pack."""
+    """Yield those of the given rows that are in the range; none of them may be a pack."""
     rows: Sequence[Row]
     if prefix and len(some) >= JOINED_ROWS and _are_plain(some):
         rows = PlainItems(prefix, list(map(PLAIN_GAP.join, some)))
@@ -407,7 +407,7 @@ def look_behind(database: Any, start: bytes, stop: bytes, *, reverse: bool = Fal
             else:
                 raw.seek_to_last()
         except FOREIGN:
-            # Only reading the rows of the range shows if the damage is in it.
+            # Only reading the rows of the range shows whether the damage is in it.
             _seek_to_first(raw, start, stop, reverse=reverse)
             while raw.valid() and (raw.key() >= start if reverse else raw.key() < stop):
                 raw.prev() if reverse else raw.next()
