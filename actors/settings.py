@@ -219,9 +219,9 @@ class ReplicationConfig:
     )
     lease_s: float = seconds(
         10.0,
-        "A standby takes over if the primary has not renewed its lease for this time; the primary renews it three times "
-        "in this time. Without a renewal for this time, a primary with a registered standby refuses requests. At least "
-        "1; or 0: a standby takes over only by hand.",
+        "A standby takes over if the primary has not renewed its lease for this time; the primary renews it three "
+        "times in this time. Without a renewal for this time, a primary with a registered standby refuses requests. "
+        "At least 1; or 0: a standby takes over only by hand.",
         small="a short outage of the object store stops the service, or makes a standby take over",
         large="the service is unavailable for that long after the loss of a machine",
         low=0,

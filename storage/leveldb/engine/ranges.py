@@ -192,8 +192,8 @@ def _lists(scan: RangeScan, prefix: bytes, stored: _Stored) -> Iterator[Sequence
     """Yield lists of rows: see ``lists_up``.
 
     Plain rows are joined as they are read, without making a pair, a key or a slice of each. That would be wasted on
-    other rows, so after some of these, pairs are read until a whole list of them is plain. The number of packs read at a
-    time depends on the size of the largest.
+    other rows, so after some of these, pairs are read until a whole list of them is plain. How many packs are read at
+    a time depends on the size of the largest.
     """
     until = scan.stop[len(prefix) :]
     joins = bool(prefix) and not scan.packed
