@@ -209,7 +209,7 @@ def describe_topic(namespace: str, topic: str) -> Call[dict[str, str]]:
 
 
 def describe_topic_state(namespace: str, topic: str) -> Call[tuple[dict[str, str], str | None]]:
-    """``GET /{t}``, with its etag; None: the daemon is of version 0.1."""
+    """``GET /{t}``, with its etag; None if the daemon has version 0.1."""
 
     def read(answer: Answer) -> tuple[dict[str, str], str | None]:
         return _properties(answer), answer.headers.get("etag")
@@ -472,7 +472,7 @@ def poll(namespace: str, origin: Origin, request: PollRequest) -> Call[Page[Any]
 def _read_page(origin: Origin, answer: Answer) -> Page[Any]:
     content_type = answer.headers.get("content-type", "")
     if not content_type.startswith(FRAMES_TYPE):
-        raise MalformedBody(f"frames were asked for, {content_type[:80]!r} came")
+        raise MalformedBody(f"expected frames, got {content_type[:80]!r}")
     messages = decode_frames(answer.body, partial(Message, origin), attributes="version=2" in content_type)
     end = answer.headers.get("plainsong-end", "end")
     if end not in _ENDS:

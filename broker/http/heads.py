@@ -87,7 +87,7 @@ class Head:
     #: True if the answer may be chunked (HTTP/1.0 has no chunks).
     chunks: bool
     expects_continue: bool
-    #: The client's request id, if it sent a sane one.
+    #: The client's request id, if it sent a valid one.
     request_id: str | None
 
 

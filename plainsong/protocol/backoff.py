@@ -30,5 +30,5 @@ class Backoff:
         return pause_s if self._random is None else pause_s * (1 - self._random() / 2)
 
     def reset(self) -> None:
-        """An attempt has succeeded: the next failure is the first again."""
+        """An attempt has succeeded: the next failure counts as the first again."""
         self.failures = 0

@@ -93,7 +93,7 @@ class Assignment:
         return hash(self.members)
 
     def __repr__(self) -> str:
-        return f"<Assignment to {', '.join(self._by_name) or 'nobody'}>"
+        return f"<Assignment to {', '.join(self._by_name) or 'no instance'}>"
 
     def _candidates_of(self, number: int) -> _Candidates:
         taking = [member for member in self.members if number < member.slices]

@@ -1,6 +1,6 @@
 """One transaction over two topics from begin to end, in one process, with a fault at a chosen write.
 
-Readers of every kind poll both topics after each step, also during the fault and after it; the checker of transactional
+Readers of every kind poll both topics after each step, and during and after the fault; the checker of transactional
 histories reports anomalies. Time is a counter, so that no two events are simultaneous.
 """
 

@@ -134,7 +134,7 @@ def test_the_environment_describes_the_message(shell, output, monkeypatch):
     assert "PLAINSONG_ATTRIBUTE_OLD" not in told
 
 
-def test_attributes_that_no_variable_can_hold_are_in_the_json_alone():
+def test_attributes_that_no_variable_can_hold_are_only_in_the_json():
     told = environment_of(message(attributes={"a": "x\0y", "b-c": "first", "b_c": "second", "ü=": "1"}), 1)
     assert "PLAINSONG_ATTRIBUTE_A" not in told
     assert told["PLAINSONG_ATTRIBUTE_B_C"] == b"first"
@@ -180,7 +180,7 @@ def test_an_orphaned_process_that_holds_the_pipes_blocks_nothing(shell, output):
     os.kill(int(output.got["stderr"]), signal.SIGKILL)
 
 
-def test_exits_are_noticed_without_support_of_the_kernel(shell, output, monkeypatch):
+def test_exits_are_noticed_without_kernel_support(shell, output, monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     assert shell("cat", b"all of it") == Done()
     assert output.got["stdout"] == b"all of it"

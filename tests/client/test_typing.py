@@ -66,7 +66,7 @@ async def same(client: AsyncClient) -> None:
 """
 
 
-def test_a_type_checker_refuses_what_the_client_would_and_knows_the_values(tmp_path):
+def test_a_type_checker_refuses_the_same_arguments_as_the_client_and_infers_the_values(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     mypy = [

@@ -71,7 +71,7 @@ async def test_a_key_that_a_replaced_owner_took_is_free_for_the_next(store, othe
 
 
 @pytest.mark.parametrize("held", ["payloads", "heads"])
-async def test_stored_messages_of_a_replaced_owner_never_stand_among_those_stored_again(store, others, held):
+async def test_stored_messages_of_a_replaced_owner_are_never_among_those_stored_again(store, others, held):
     commit = [rows(PAYLOAD, b"late", 2), put_one(METADATA, POINTER_KEY, b"late")]
     retry = [rows(PAYLOAD, b"again", 1, 3), put_one(METADATA, POINTER_KEY, b"again")]
     assert await replaced(store, others[0], PAYLOAD, held, commit, retry) == [b"again", b"again"]
@@ -79,7 +79,7 @@ async def test_stored_messages_of_a_replaced_owner_never_stand_among_those_store
 
 
 @pytest.mark.parametrize("held", ["metadata", "heads"])
-async def test_metadata_of_a_replaced_owner_never_counts_where_the_next_has_written_none(store, others, held):
+async def test_metadata_of_a_replaced_owner_never_counts_even_if_the_next_owner_has_written_none(store, others, held):
     commit, retry = [put_one(METADATA, POINTER_KEY, b"late")], [rows(MESSAGE, b"m", 1)]
     assert await replaced(store, others[0], METADATA, held, commit, retry) == []
 
@@ -113,7 +113,7 @@ async def test_an_owner_that_meets_rows_of_a_later_owner_reports_that_it_was_rep
     assert await others[0].get(METADATA, KEY) == b"later"
 
 
-async def test_an_owner_with_a_new_epoch_leaves_what_a_later_one_wrote_before_it_looked(store, others):
+async def test_an_owner_with_a_new_epoch_does_not_overwrite_the_cell_of_a_later_owner(store, others):
     """The put finds the later owner's cell where it expects none, so it fails and the cell stays."""
     claim = await store.claim(NAME)
     later = await others[0].claim(NAME)
@@ -158,7 +158,7 @@ async def test_an_instance_that_claims_again_after_a_failed_write_is_another_own
     assert await values(store) == [b"again"]
 
 
-async def test_a_commit_whose_answer_was_lost_is_there_for_the_next_owner_and_not_acknowledged(store, others):
+async def test_a_commit_whose_answer_was_lost_is_visible_to_the_next_owner_and_not_acknowledged(store, others):
     claim = await store.claim(NAME)
     Lost(store, puts_to("heads"))
     with pytest.raises(StoreError):
@@ -194,7 +194,7 @@ async def test_all_rows_of_a_commit_are_visible_or_none(store, others):
         assert [len(await values(each, table)) for table in Table] == [1, 2, 1]
 
 
-async def test_of_many_concurrent_claims_one_wins(store, others):
+async def test_one_of_many_concurrent_claims_wins(store, others):
     everybody = [store, *others]
     claims: dict[Store, Claim] = {}
 

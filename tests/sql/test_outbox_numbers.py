@@ -209,7 +209,7 @@ def test_no_message_is_skipped_or_numbered_twice_with_many_writers(db: Engine, s
 
     def told(work: object, *arguments: object) -> None:
         try:
-            work(*arguments)  # type: ignore[operator] # it is one of both above
+            work(*arguments)  # type: ignore[operator] # it is one of the two above
         except BaseException as error:
             failures.append(error)
             raise

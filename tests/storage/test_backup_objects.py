@@ -32,7 +32,7 @@ def rows_at(positions, size=20):
 
 
 def rows_of_all_sizes(at):
-    """Return rows of which every fifth is larger than a window."""
+    """Return rows; every fifth is larger than a window."""
     return [(key, value + bytes(SMALL * (int.from_bytes(key[-10:], "big") % 5 == 0))) for key, value in rows_at(at)]
 
 
@@ -80,7 +80,7 @@ def test_a_page_continues_where_the_last_one_ended_without_a_difference(at):
     assert [w.data for w in paged] == [w.data for w in whole]
 
 
-def test_a_new_message_changes_the_last_windows_alone():
+def test_a_new_message_changes_only_the_last_windows():
     at = range(1 << 30, (1 << 30) + 100_000, 100)
     before = {name_of(w.data) for w in windows_of(rows_at(at))}
     after = {name_of(w.data) for w in windows_of(rows_at([*at, at[-1] + 100]))}

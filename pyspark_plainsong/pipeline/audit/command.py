@@ -367,7 +367,7 @@ WHAT: Final = {
     "edges": "accesses of datasets by program runs",
     "dead_letters": "the messages that could not be read",
     "flows": "from dataset to dataset, one row per program",
-    "closure": "every pair of datasets of which one was derived from the other, and their distance",
+    "closure": "every pair of datasets where one was derived from the other, and their distance",
 }
 
 

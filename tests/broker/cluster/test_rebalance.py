@@ -186,7 +186,7 @@ async def test_topics_that_remain_at_the_time_limit_are_released_at_once(ensembl
         await until(lambda: b.owned == set(TOPICS))
 
 
-async def test_a_step_that_could_not_be_announced_is_taken_back_and_made_later(ensemble, monkeypatch):
+async def test_a_step_that_could_not_be_announced_is_undone_and_made_later(ensemble, monkeypatch):
     monkeypatch.setattr(handover_module, "RETRY_S", 0.02)
     async with two(ensemble) as (a, b):
         had, tried, keep = a.owned, [], a.view._nodes.keep
@@ -194,7 +194,7 @@ async def test_a_step_that_could_not_be_announced_is_taken_back_and_made_later(e
         async def unanswered(me, *, first):
             if me.slices < SLICES and len(tried) < 3:
                 tried.append(a.owned)
-                raise Disconnected("not just now")
+                raise Disconnected("not at the moment")
             await keep(me, first=first)
 
         monkeypatch.setattr(a.view._nodes, "keep", unanswered)
