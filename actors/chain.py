@@ -43,7 +43,7 @@ MAX_ENTRIES = 1_000
 MAX_BYTES = 1 << 20
 #: Counted for a message in addition to its payload, so that short messages fill a part too.
 _MESSAGE_BYTES = 64
-#: The most undecided write pointers that a part names.
+#: A part names at most this many undecided write pointers.
 _MAX_UNDECIDED = 1_000
 
 
@@ -127,7 +127,9 @@ def _split(since: bytes | None) -> tuple[bytes | None, bytes | None]:
 async def _read_entries(
     store: Store, start: bytes, stop: bytes, limit: int, max_bytes: int
 ) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Return entries from ``start`` on, and whether these are all. At least two: the previous part may have the first.
+    """Return entries from ``start`` on, and True if no more follow.
+
+    Returns at least two, if there are two, since the first may have been in the previous part.
 
     Entries can be large: they have a digest for each distinct time to live of their messages.
     """
@@ -165,7 +167,7 @@ class _Reading:
         """The id of the last message, if the part became full within the stored messages of one row."""
 
     async def look_before(self, store: Store) -> None:
-        """Take one message from before the first entry, if there is any: its entry is gone."""
+        """Take one message that precedes the first entry, if there is one: its own entry was removed."""
         entry = _decoded(*self._first)
         if entry is None or entry.kind == BEGIN:
             return

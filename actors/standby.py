@@ -419,7 +419,7 @@ class Standby:
         counted, last = 0 if self._lease is None else self._lease.counted or 0, self._place.commit or 0
         if counted <= last:
             return ""
-        return f"objects are missing in the log: it ends at commit {last}, and commit {counted} was in it"
+        return f"objects are missing from the log: it ends at commit {last}, but commit {counted} was in it"
 
     async def _apply(self, store: LevelDBStore, segments: Sequence[Segment]) -> None:
         """Apply segments as one batch, and note the place before them.

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from bench.profiles import Profile
 
-SAYS = """Milliseconds from sending a publish to its delivery to a reader with `isolation=committed` that waits, at 3 000
+SAYS = """Milliseconds from sending a publish to its delivery to a waiting reader with `isolation=committed`, at 3 000
 messages a second from 16 writers with a transaction per 10 messages. *Hold* is the time from sending the stored
-transaction's publish to its commit's answer, in which every committed reader has to wait; *gap* the longest time in
-which the reader got none of the writers' messages."""
+transaction's publish to the answer to its commit, during which every committed reader has to wait; *gap* is the longest
+time during which the reader got none of the writers' messages."""
 _MEASURES = {
     "p50 ms": "p50_ms",
     "p99 ms": "p99_ms",

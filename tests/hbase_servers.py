@@ -22,10 +22,10 @@ from tests.zookeeper_server import ZooKeeperServer
 HDFS = "org.apache.hadoop.hdfs.server"
 REGION_SERVERS = ("region-1", "region-2")
 DATA_NODES = ("data-1", "data-2", "data-3")
-#: ZooKeeper's session time-out, for frozen servers: longer than this machine stalls. Tests expire killed servers
-#: explicitly.
+#: ZooKeeper's session time-out, for frozen servers: longer than any stall of a test machine. Tests expire killed
+#: servers explicitly.
 SESSION_MS = 60_000
-#: Time limit for the start of many JVMs, which has taken five minutes on a machine with ten times its load.
+#: Time limit for the start of many JVMs, which has taken five minutes on a machine with a tenfold overload.
 READY_S = 1_200.0
 #: Maximum heap sizes, together about 2 GiB.
 HEAPS = {"master": "-Xmx256m", "thrift": "-Xmx256m", "name": "-Xmx128m"}

@@ -206,7 +206,7 @@ async def verify(objects: Objects) -> Checked:
             checked.gaps.append(reached)
     if checked.end is not None and not checked.end.gap and reached < counted:
         checked.problems.append(
-            f"objects are missing: the log ends at commit {reached}, and commit {counted} was in it"
+            f"objects are missing: the log ends at commit {reached}, but commit {counted} was in it"
         )
     return checked
 

@@ -1,4 +1,4 @@
-"""The standby: it has what the log has, whenever it is killed; it takes over once, and loses nothing that counted."""
+"""The standby: it has everything in the log whenever it is killed, takes over once, and loses no counted commit."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from tests.storage.rolling_contract import under
 from tests.storage.tiny_volumes import TINY, key, message, settled
 
 SETTINGS = ReplicationConfig(interval_ms=10, lease_s=0)
-#: By how much ids begin later after a take-over by hand.
+#: How much later ids begin after a take-over by hand.
 BY_HAND_MS = round(1000 * (LATE_S + LOOK_EVERY_S))
-#: The lease of a primary whose standby takes over by itself; its clock is the test's.
+#: Settings of a primary whose standby takes over automatically; the test moves its clock.
 LEASED = replace(FAST, lease_s=10.0, standby="allowed")
 
 
@@ -77,7 +77,7 @@ def a_standby(directory, objects, settings=SETTINGS, clock=None, now_ms=1_000_00
 
 @asynccontextmanager
 async def following(directory, objects, settings=SETTINGS, clock=None, now_ms=1_000_000):
-    """Run a standby during the block; at its end it is killed, as far as a task can be."""
+    """Run a standby during the block, and then kill it, as far as a task can be killed."""
     standby = a_standby(directory, objects, settings, clock, now_ms)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(standby.run)
@@ -91,7 +91,7 @@ def lease_of(objects):
 
 
 async def registered(running, objects, clock, count=1):
-    """Wait until the lease says that the primary keeps its terms for the standbys."""
+    """Wait until the lease lists ``count`` standbys and is guarded."""
 
     def is_so():
         clock.ticks()
@@ -111,14 +111,14 @@ async def has(standby, commit):
 
 
 async def rows_in(directory):
-    """Return the rows of a directory that is not open, but for the standby's own."""
+    """Return the rows of a closed directory, except for the standby's own."""
     async with await LevelDBStore.open(directory, TINY, follows=True) as store:
         found = await rows_of(store)
     found.pop((Table.METADATA, FOLLOWED_KEY), None)
     return found
 
 
-async def test_a_standby_has_what_the_primary_has_sent(tmp_path, objects):
+async def test_a_standby_has_everything_that_the_primary_has_sent(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(20)
         await running.counted()
@@ -131,7 +131,7 @@ async def test_a_standby_has_what_the_primary_has_sent(tmp_path, objects):
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_a_standby_that_is_killed_again_and_again_has_what_the_log_has(tmp_path, objects, seed):
+async def test_a_standby_that_is_killed_again_and_again_has_everything_in_the_log(tmp_path, objects, seed):
     random, at = Random(seed), 0
     async with primary(tmp_path / "data", objects) as running:
         for _ in range(6):
@@ -149,7 +149,7 @@ async def test_a_standby_that_is_killed_again_and_again_has_what_the_log_has(tmp
 
 
 class WatchedObjects(MemoryObjects):
-    """Notes which objects of the log are read, and how many at once."""
+    """Records which objects of the log are read, and how many at once."""
 
     def __init__(self):
         super().__init__()
@@ -169,7 +169,7 @@ class WatchedObjects(MemoryObjects):
 
 
 async def a_log(running, segments):
-    """Write segments with a commit each."""
+    """Write segments with one commit each."""
     for _ in range(segments):
         await running.write()
         await running.counted()
@@ -220,7 +220,7 @@ async def test_segments_of_many_bytes_are_neither_read_ahead_nor_applied_togethe
     assert max(batches) == 1
 
 
-async def test_nothing_after_a_missing_segment_is_applied_until_that_one_is_there(tmp_path):
+async def test_nothing_after_a_missing_segment_is_applied_until_it_arrives(tmp_path):
     objects = WatchedObjects()
     async with primary(tmp_path / "data", objects) as running:
         await until(lambda: running.copy.record.base is not None)
@@ -283,7 +283,7 @@ async def test_removals_and_rollbacks_in_sealed_volumes_are_applied_too(tmp_path
 
 
 async def taken_over(standby, directory):
-    """Take over by hand; the standby ends then."""
+    """Take over by hand, which ends the standby."""
     epoch = await standby.take_over()
     record = read_record(directory)
     assert (record.standby, record.place.epoch) == (False, epoch)
@@ -300,7 +300,7 @@ async def promoted(directory, objects, settings=FAST):
         yield running
 
 
-async def test_after_a_take_over_everything_that_counted_is_there_and_the_log_continues(tmp_path, objects):
+async def test_after_a_take_over_every_counted_commit_is_present_and_the_log_continues(tmp_path, objects):
     async with primary(tmp_path / "data", objects, finish=False) as running:
         await running.write(30)
         await running.counted()
@@ -322,7 +322,7 @@ async def test_after_a_take_over_everything_that_counted_is_there_and_the_log_co
     assert (await verify(objects)).ok
 
 
-async def test_the_numbers_of_commits_continue_after_another_start(tmp_path, objects):
+async def test_commit_numbers_continue_after_another_start(tmp_path, objects):
     async with primary(tmp_path / "data", objects, finish=False) as running:
         await running.write(30)
         await running.counted()
@@ -341,7 +341,9 @@ async def test_the_numbers_of_commits_continue_after_another_start(tmp_path, obj
     assert (await verify(objects)).gaps == []
 
 
-async def test_a_deposed_primary_ends_and_its_next_start_names_what_never_counted(tmp_path, objects, monkeypatch):
+async def test_a_deposed_primary_ends_and_its_next_start_lists_the_commits_that_never_counted(
+    tmp_path, objects, monkeypatch
+):
     deposed = False
     try:
         async with primary(tmp_path / "data", objects, finish=False) as running:
@@ -397,7 +399,7 @@ async def test_a_take_over_is_refused_before_the_base_is_complete(tmp_path, obje
             await standby.take_over()
 
 
-async def test_a_standby_whose_next_segment_was_removed_begins_with_a_base(tmp_path, objects):
+async def test_a_standby_whose_next_segment_was_removed_starts_over_from_a_base(tmp_path, objects):
     async with primary(tmp_path / "data", objects, settings=LEASED) as running:
         await running.write(3)
         await running.counted()
@@ -423,8 +425,8 @@ async def test_a_standby_whose_next_segment_was_removed_begins_with_a_base(tmp_p
     assert await rows_in(tmp_path / "second") == wanted
 
 
-async def test_a_take_over_does_not_seal_a_number_that_retention_has_made_free(tmp_path, objects):
-    objects.can_exchange = False  # so that no lease shows that there is more
+async def test_a_take_over_does_not_seal_a_number_that_retention_has_freed(tmp_path, objects):
+    objects.can_exchange = False  # so that no lease shows the later commits
     async with primary(tmp_path / "data", objects, finish=False) as running:
         await running.write(3)
         await running.counted()
@@ -445,7 +447,7 @@ async def test_a_take_over_does_not_seal_a_number_that_retention_has_made_free(t
     assert await rows_in(tmp_path / "second") == wanted
 
 
-async def test_a_standby_does_not_take_over_a_log_that_lacks_what_the_primary_has_counted(tmp_path, objects):
+async def test_a_standby_does_not_take_over_a_log_that_lacks_counted_commits(tmp_path, objects):
     async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
         await running.write(3)
         await running.counted()
@@ -459,7 +461,7 @@ async def test_a_standby_does_not_take_over_a_log_that_lacks_what_the_primary_ha
     removed = objects.found.pop(log_name(place.epoch, place.number))
     assert decode_segment(removed[0]).first == lost
     async with following(tmp_path / "second", objects) as standby:
-        with pytest.raises(TakeOverLost, match="objects are missing in the log"):
+        with pytest.raises(TakeOverLost, match="objects are missing from the log"):
             await standby.take_over()
         assert log_name(place.epoch, place.number) not in objects.found
     checked = await verify(objects)
@@ -467,7 +469,7 @@ async def test_a_standby_does_not_take_over_a_log_that_lacks_what_the_primary_ha
     assert "objects are missing" in checked.problems[-1]
 
 
-async def test_a_standby_takes_over_once_the_lease_was_not_renewed_for_its_time(tmp_path, objects):
+async def test_a_standby_takes_over_once_the_lease_has_expired(tmp_path, objects):
     clock, settings = Clock(), replace(SETTINGS, lease_s=10.0)
     async with following(tmp_path / "second", objects, settings, clock) as standby:
         async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
@@ -488,7 +490,7 @@ async def test_a_standby_takes_over_once_the_lease_was_not_renewed_for_its_time(
     assert read_record(tmp_path / "second").settle is not None
 
 
-async def test_a_renewed_lease_begins_the_time_again(tmp_path, objects):
+async def test_renewing_the_lease_restarts_its_time(tmp_path, objects):
     clock = Clock()
     async with primary(tmp_path / "data", objects, settings=LEASED) as running:
         await running.write(3)
@@ -563,7 +565,7 @@ async def test_without_renewals_a_primary_stops_acknowledging_in_time_if_a_stand
         assert lease.holds is holds
 
 
-async def test_in_sync_a_primary_with_a_standby_acknowledges_without_a_lease_what_is_in_the_log(tmp_path, objects):
+async def test_in_sync_mode_a_primary_with_a_standby_acknowledges_logged_commits_without_a_lease(tmp_path, objects):
     async with primary(tmp_path / "data", objects, settings=replace(LEASED, mode="sync")) as running:
         lease, clock = running.copy.lease, Clock()
         await until(lambda: lease_of(objects).renewed)
@@ -621,7 +623,7 @@ async def test_a_standby_does_not_take_over_by_hand_from_a_primary_that_allows_n
 
 
 def counted_builds(standby):
-    """Count how often a standby begins with a base."""
+    """Return a list that grows each time a standby is built from a base."""
     begun, build = [], standby._build
 
     async def counted(store):
@@ -633,7 +635,7 @@ def counted_builds(standby):
 
 
 async def builds_with_a_base_in_the_tail(folder, objects):
-    """Make a base in what a take-over reads; return how often the standby has built."""
+    """Make a base in the part of the log that a take-over reads; return how often the standby was built."""
     async with primary(folder / "data", objects, finish=False) as running:
         await running.write(3)
         await running.counted()
@@ -658,7 +660,7 @@ async def builds_with_a_base_in_the_tail(folder, objects):
 
 
 async def builds_with_a_base_since_the_end_was_read(folder, objects):
-    """Make a base once a standby has read the log to its end; return how often it has built."""
+    """Make a base once a standby has read the log to its end; return how often it was built."""
     async with primary(folder / "data", objects, finish=False) as running:
         await running.write(3)
         await running.counted()
@@ -684,7 +686,7 @@ async def builds_with_a_base_since_the_end_was_read(folder, objects):
 
 
 async def ahead_after_another_start(folder, objects):
-    """Start a standby again after its primary has ended; return what it knows too little of how far that was ahead."""
+    """Start a standby again after its primary has ended; return by how much it underestimates that clock's lead."""
     async with primary(folder / "data", objects, finish=False) as running:
         await running.write(3)
         await running.counted()
@@ -702,7 +704,7 @@ async def ahead_after_another_start(folder, objects):
 
 
 async def ids_that_begin_too_early(folder, objects):
-    """Take over by hand from a primary that idles; return by how many milliseconds ids may be given twice."""
+    """Take over by hand from an idle primary; return the milliseconds for which ids may be issued twice."""
     async with primary(folder / "data", objects, finish=False) as running:
         await running.write(3)
         await running.counted()
@@ -713,14 +715,14 @@ async def ids_that_begin_too_early(folder, objects):
     async with following(folder / "second", objects, now_ms=present_ms - 5000) as standby:
         await has(standby, running.outbox.last)
         await taken_over(standby, folder / "second")
-    # By the clock of the primary, which has not found the seal until then.
+    # By the primary's clock; the primary may not find the seal until then.
     acknowledged_ms = present_ms + round(1000 * LOOK_EVERY_S)
     first_ms = present_ms - 5000 + read_record(folder / "second").settle.ahead_ms
     return max(0, acknowledged_ms - first_ms)
 
 
 async def rows_that_a_refused_write_loses(folder, objects):
-    """Refuse one write of a standby; return how many rows it lacks then."""
+    """Refuse one write of a standby; return how many rows it then lacks."""
     refused = []
     apply = LevelDBStore.apply
 
@@ -745,15 +747,15 @@ async def rows_that_a_refused_write_loses(folder, objects):
     return len(wanted.items() - (await rows_in(folder / "second")).items())
 
 
-async def test_a_standby_does_not_build_again_if_a_base_was_made_in_what_its_take_over_has_read(tmp_path, objects):
+async def test_a_standby_is_not_rebuilt_if_a_base_was_made_in_the_log_that_its_take_over_read(tmp_path, objects):
     assert await builds_with_a_base_in_the_tail(tmp_path, objects) == 1
 
 
-async def test_a_standby_does_not_build_again_if_a_base_was_made_since_it_has_read_to_the_end(tmp_path, objects):
+async def test_a_standby_is_not_rebuilt_if_a_base_was_made_after_it_read_to_the_end(tmp_path, objects):
     assert await builds_with_a_base_since_the_end_was_read(tmp_path, objects) == 1
 
 
-async def test_how_far_the_primarys_clock_was_ahead_is_known_after_the_standby_was_started_again(tmp_path, objects):
+async def test_the_lead_of_the_primarys_clock_survives_another_start_of_the_standby(tmp_path, objects):
     assert await ahead_after_another_start(tmp_path, objects) == 0
 
 
@@ -765,7 +767,7 @@ async def test_a_standby_whose_disk_has_refused_a_write_applies_the_same_segment
     assert await rows_that_a_refused_write_loses(tmp_path, objects) == 0
 
 
-#: Course, mistake, the correct code, the wrong code.
+#: Scenario, mistake, the correct code, the wrong code.
 MISTAKES = [
     (
         builds_with_a_base_in_the_tail,
@@ -781,25 +783,25 @@ MISTAKES = [
     ),
     (
         ahead_after_another_start,
-        "how far the clock was ahead is not read again",
+        "the clock's lead is not read again",
         "            self._ahead_ms = max(self._ahead_ms, row.ahead_ms)\n",
         "            pass\n",
     ),
     (
         ids_that_begin_too_early,
-        "segments are thought to be read at the moment of their last commit",
+        "segments are assumed to be read at the moment of their last commit",
         'late_s = LATE_S + LOOK_EVERY_S if reason == "by hand" else LATE_S',
         "late_s = 0.0",
     ),
     (
         ids_that_begin_too_early,
-        "a primary is thought to end at the moment of a take-over by hand",
+        "a primary is assumed to end at the moment of a take-over by hand",
         'late_s = LATE_S + LOOK_EVERY_S if reason == "by hand" else LATE_S',
         "late_s = LATE_S",
     ),
     (
         rows_that_a_refused_write_loses,
-        "the place is noted before the segments are applied",
+        "the place is recorded before the segments are applied",
         "            if batch.segments:\n"
         "                await self._apply(store, batch.segments)\n"
         "            self._place = batch.place\n",
@@ -820,7 +822,7 @@ async def test_each_planted_mistake_is_found(tmp_path, objects, monkeypatch, cou
     assert await course(tmp_path / "wrong", objects) != wanted
 
 
-async def test_how_far_the_primarys_clock_was_ahead_is_known_after_the_standby_was_built_again(tmp_path, objects):
+async def test_the_lead_of_the_primarys_clock_survives_a_rebuild_of_the_standby(tmp_path, objects):
     async with primary(tmp_path / "data", objects, finish=False) as running:
         await running.write(3)
         await running.counted()
@@ -926,7 +928,7 @@ def newest_mode(objects):
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_nothing_that_counted_is_lost_over_take_overs_with_lost_answers(tmp_path, seed, monkeypatch):
+async def test_no_counted_commit_is_lost_across_take_overs_with_lost_answers(tmp_path, seed, monkeypatch):
     monkeypatch.setattr(carry, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(carry, "MAX_PAUSE_S", 0.01)
     random, objects = Random(seed), FaultyObjects(seed)
@@ -981,7 +983,7 @@ async def test_a_standby_continues_after_its_disk_has_refused_a_write(tmp_path, 
             assert refused
 
 
-async def test_a_take_over_whose_client_has_given_up_is_not_tried_later(tmp_path, objects):
+async def test_a_take_over_whose_client_has_given_up_is_not_retried(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(5)
         await running.counted()

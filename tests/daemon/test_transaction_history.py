@@ -28,7 +28,7 @@ class Story:
             self.wrote(topic, "T1", self.committed)
             self.wrote(topic, "T2", self.aborted)
             self.wrote(topic, "T3", self.invalid)
-            self.wrote(topic, "behind", None)
+            self.wrote(topic, "later", None)
         self.pages = []
 
     @property
@@ -46,8 +46,8 @@ class Story:
     def page(self, topic, *names, at_s=50.0, transactional=True, **more):
         """Return a page with all messages of these names, requested at this time."""
         rows = [(i, p) for i, p, _ in self.logs[topic] if p.startswith(tuple(name.encode() for name in names) or b"-")]
-        told = {"view_s": (at_s, at_s + 0.1), "asked_s": at_s, "answered_s": at_s + 0.1, "asked_ms": int(at_s * 1000)}
-        page = Page(f"reader {next(_numbers)}", topic, tuple(rows), transactional, **{**told, **more})
+        times = {"view_s": (at_s, at_s + 0.1), "asked_s": at_s, "answered_s": at_s + 0.1, "asked_ms": int(at_s * 1000)}
+        page = Page(f"reader {next(_numbers)}", topic, tuple(rows), transactional, **{**times, **more})
         self.pages.append(page)
         return page
 
@@ -66,19 +66,19 @@ def test_a_healthy_history_has_no_anomaly(story):
     story.page("a", "plain", at_s=5, end="held", held_by=1)
     story.page("a", "plain", "T1", at_s=9.5, end="held", held_by=2)
     story.page("a", "plain", "T1", at_s=25, end="held", held_by=3)
-    story.page("a", "plain", "T1", "behind")
+    story.page("a", "plain", "T1", "later")
     story.page("b", "plain0", end="more")
-    story.page("b", "plain", "T1", "behind", view=7)
-    story.page("a", "plain", "T1", "behind", view=7)
-    story.page("a", "plain", "T1", "T2", "T3", "behind", transactional=False)
+    story.page("b", "plain", "T1", "later", view=7)
+    story.page("a", "plain", "T1", "later", view=7)
+    story.page("a", "plain", "T1", "T2", "T3", "later", transactional=False)
     story.page("a", at_s=0.1, transactional=False)
     story.page("b", at_s=0.1, view=8)
     story.page("b", "plain", at_s=5, view=8, view_s=(0.1, 0.2), end="held", held_by=1)
-    story.page("a", "plain1", "T1", "behind", since=first_id[:-1] + b"\1")
+    story.page("a", "plain1", "T1", "later", since=first_id[:-1] + b"\1")
     assert story.kinds() == set()
 
 
-def test_an_unanswered_publish_of_a_transaction_may_be_present_whole(story):
+def test_an_unanswered_publish_of_a_transaction_may_be_present_in_full(story):
     story.requests[3].outcome = "unknown"
     story.requests[4].outcome = "unknown"
     assert story.kinds() == set()
@@ -86,17 +86,17 @@ def test_an_unanswered_publish_of_a_transaction_may_be_present_whole(story):
 
 @pytest.mark.parametrize("name", ["T2", "T3"])
 def test_a_message_of_an_undone_transaction_is_dirty(story, name):
-    story.page("a", "plain", "T1", name, "behind")
+    story.page("a", "plain", "T1", name, "later")
     assert story.kinds() == {"dirty"}
 
 
-def test_a_message_is_dirty_before_its_commit_is_asked_for(story):
+def test_a_message_is_dirty_before_its_commit_is_requested(story):
     story.page("a", "plain", "T1", at_s=8, end="held", held_by=2)
     assert story.kinds() == {"dirty"}
 
 
 def test_a_reader_that_skips_a_committed_transaction_passed_it_over(story):
-    story.page("a", "plain", "behind")
+    story.page("a", "plain", "later")
     assert "passed over" in story.kinds()
 
 
@@ -106,13 +106,13 @@ def test_a_reader_whose_position_skips_a_committed_transaction_passed_it_over(st
 
 
 def test_an_uncommitted_reader_may_neither_pass_over_nor_invent_messages(story):
-    story.page("a", "plain", "T1", "T3", "behind", transactional=False)
+    story.page("a", "plain", "T1", "T3", "later", transactional=False)
     assert story.kinds() == {"passed over"}
     story.pages = [replace(story.page("a", "plain", end="more", transactional=False), topic="b")]
     assert "vanished" in story.kinds()
 
 
-def test_a_page_with_a_part_of_a_transaction_is_torn(story):
+def test_a_page_with_part_of_a_transaction_is_torn(story):
     story.page("a", "plain", "T10", at_s=9.5, end="held", held_by=2)
     assert story.kinds() == {"torn"}
 
@@ -123,13 +123,13 @@ def test_one_view_with_a_transaction_in_one_topic_only_is_torn(story):
     assert story.kinds() == {"torn"}
 
 
-def test_one_view_held_by_what_it_showed_elsewhere_is_torn(story):
+def test_one_view_held_by_a_transaction_that_it_showed_elsewhere_is_torn(story):
     story.page("a", "plain", "T1", at_s=9.5, view=7, end="held", held_by=2)
     story.page("b", "plain", at_s=9.5, view=7, end="held", held_by=1)
     assert story.kinds() == {"torn"}
 
 
-def test_a_part_of_a_request_is_torn_for_uncommitted_readers(story):
+def test_part_of_a_request_is_torn_for_uncommitted_readers(story):
     story.page("a", "plain0", at_s=0.5, transactional=False)
     assert story.kinds() == {"torn"}
 
@@ -179,7 +179,7 @@ def test_a_transaction_that_is_in_progress_at_the_end_holds_forever(story):
 
 
 def test_a_page_out_of_order_is_unordered(story):
-    page = story.page("a", "plain", "T1", "behind")
+    page = story.page("a", "plain", "T1", "later")
     story.pages = [replace(page, messages=page.messages[::-1])]
     assert story.kinds() == {"unordered"}
     story.pages = [replace(page, since=page.messages[1][0])]
@@ -195,7 +195,7 @@ def test_reported_outcomes_are_the_final_states(story):
 
 
 def test_acknowledged_messages_that_are_gone_are_lost_and_torn_when_only_some_are(story):
-    story.logs["a"] = [row for row in story.logs["a"] if not row[1].startswith(b"behind")]
+    story.logs["a"] = [row for row in story.logs["a"] if not row[1].startswith(b"later")]
     assert story.kinds() == {"lost"}
     story.requests[4].outcome = "unknown"
     assert story.kinds() == set()
@@ -231,7 +231,7 @@ def test_a_request_rolled_back_by_itself_is_not_seen_though_its_transaction_is_c
     assert story.kinds() == {"not turned"}
     story.logs["a"] = turned(story, "T1")
     assert story.kinds() == set()
-    story.page("a", "plain", "T1", "behind")
+    story.page("a", "plain", "T1", "later")
     assert story.kinds() == {"dirty"}
 
 
@@ -245,17 +245,17 @@ def test_half_a_rollback_is_torn(story):
 
 def test_half_a_rollback_of_an_invalid_transaction_is_torn_only_if_a_transactional_reader_sees_any_of_it(story):
     story.logs["a"] = turned(story, "T30")
-    story.page("a", "plain", "T1", "T2", "T3", "behind", transactional=False)
-    story.page("a", "plain", "T1", "behind")
+    story.page("a", "plain", "T1", "T2", "T3", "later", transactional=False)
+    story.page("a", "plain", "T1", "later")
     assert story.kinds() == set()
-    story.page("a", "plain", "T1", "T31", "behind")
+    story.page("a", "plain", "T1", "T31", "later")
     assert story.kinds() == {"dirty"}
     story.pages.pop()
     story.requests[3].rolled_back = "yes"
     assert story.kinds() == {"not turned"}
 
 
-def test_a_message_twice_is_doubled_and_one_with_another_pointer_dirty(story):
+def test_a_message_stored_twice_is_doubled_and_one_with_another_pointer_is_dirty(story):
     row_id, payload, _ = story.logs["a"][0]
     story.logs["a"].append((row_id[:7] + b"\xff" + row_id[8:], payload, 0))
     assert story.kinds() == {"doubled"}

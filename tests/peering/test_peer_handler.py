@@ -1,4 +1,4 @@
-"""The ordinary port serves links too: over TCP, next to HTTP, with hot routes and without, until the server stops."""
+"""The ordinary port serves links too: over TCP, alongside HTTP, with and without hot routes, until the server stops."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def serving(handler=ECHO, *, hot: bool = True, tls=None, secret=None, **se
 @asynccontextmanager
 async def links(bounds: LinkBounds | None = None, **more):
     async with trio.open_nursery() as nursery:
-        # No slow peer may be given up here.
+        # Slow peers must not be given up on here.
         yield Links(nursery, bounds or LinkBounds(silence_s=PATIENCE_S, dial_s=PATIENCE_S), **more)
         nursery.cancel_scope.cancel()
 
@@ -100,7 +100,7 @@ async def test_links_and_http_share_one_port(hot):
 
 
 @BOTH_WAYS
-async def test_a_preface_in_pieces_is_one(hot):
+async def test_a_preface_that_arrives_in_pieces_is_accepted(hot):
     async with serving(hot=hot) as server:
         stream = await server.connect()
         for byte in PREFACE:
@@ -210,7 +210,7 @@ async def test_attempts_are_further_apart_the_longer_they_fail(autojump_clock):
     assert apart[-1] == pytest.approx(PAUSES_S[-1], abs=0.02)
 
 
-async def test_dialling_has_a_bound(autojump_clock):
+async def test_dialling_times_out(autojump_clock):
     async def never(address):
         await trio.sleep_forever()
 
@@ -243,7 +243,7 @@ async def test_a_server_that_is_not_a_peer_gets_no_request_and_is_left_alone_for
     listener.close()
 
 
-async def test_closing_all_links_lets_them_be_answered():
+async def test_closing_all_links_ends_each_and_dials_no_more():
     async with serving() as server, links() as to:
         link = await to.to(server.address)
         await link.call("echo", 1)

@@ -1,4 +1,4 @@
-"""Our own tokens: their form, and the file of their hashes."""
+"""Our own tokens: their format, and the file of their hashes."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_a_token_with_one_wrong_character_is_invalid(at, character):
     assert (fault_of(wrong) is None) is (wrong == TOKEN)
 
 
-def test_a_short_checksum_is_filled_with_zeros():
+def test_a_short_checksum_is_padded_with_zeros():
     assert checksum("psg_") != ""
     assert all(len(checksum(f"psg_{number}")) == 6 for number in range(1000))
     assert any(checksum(f"psg_{number}").startswith("0") for number in range(1000))
 
 
 @pytest.mark.parametrize("name", ["billing", "a.b@c/d+e=f-g_H", "x" * 255])
-def test_a_token_names_any_name_without_a_colon(name):
+def test_a_token_may_be_for_any_name_without_a_colon(name):
     assert is_name(name, of_token=True)
     assert is_name(f"oidc:{name[:250]}")
     assert not is_name(f"oidc:{name[:250]}", of_token=True)

@@ -50,7 +50,7 @@ async def rival(stage: SimulatedStage, name: str, who: str, topic: str, seed: in
 
 
 async def _sent_in_session(producer: Producer, payloads: tuple[bytes, ...], pause_s: float) -> bool:
-    """Send it a few times, only in this session. Return True if the session may continue: nothing is in doubt."""
+    """Send a batch up to a few times, only in this session. Return True if the session may continue: no doubt is left."""
     voice, first = producer.voice, producer.next_sequence
     write = Write(
         producer.topic,
@@ -147,7 +147,7 @@ async def _send_together(producer: Producer, window: list[Write]) -> None:
 ENDINGS = ("commit", "commit", "abort", "leave", "both", "both", "hasty", "late")
 
 
-#: The pause between two begins of a client that publishes nothing: several begin before the first one is written.
+#: The pause between transactions of a client that publishes nothing: several begin before the first one is written.
 IDLE_PAUSE_S = 0.02
 
 
@@ -163,7 +163,7 @@ async def entangled_writer(stage: SimulatedStage, name: str, seed: int, pause_s:
 
 
 class _Entangled:
-    """One such transaction."""
+    """A transaction of an entangled writer."""
 
     def __init__(self, voice: Voice, name: str) -> None:
         self.voice, self.stage, self.name = voice, voice.stage, name
@@ -258,7 +258,7 @@ async def hasty_writer(stage: SimulatedStage, name: str, seed: int, pause_s: flo
 
 
 async def _hurry(voice: Voice, name: str) -> None:
-    """Run one such transaction. Raises NotSent, Doubt, Refused if it did not begin."""
+    """Run one transaction of a hasty writer. Raises NotSent, Doubt, Refused if it did not begin."""
     stage, began_s, topic = voice.stage, trio.current_time(), voice.rng.choice(voice.stage.topics)
     begun = await voice.tell("POST", TX, {"timeoutSeconds": 30, "clientId": name})
     transaction = Transaction(begun["id"], began_s, trio.current_time(), {begun["writePointer"]})
@@ -282,7 +282,7 @@ async def _hurry(voice: Voice, name: str) -> None:
 
 
 async def idle_writer(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
-    """Begin transactions and publish nothing under them, so that a crash may forget them. ``pause_s`` is not used."""
+    """Begin transactions and publish nothing under them, so that a crash may lose them. ``pause_s`` is not used."""
     async with stage.voice(seed) as voice:
         for number in count(1):
             if stage.over:
@@ -294,7 +294,7 @@ async def idle_writer(stage: SimulatedStage, name: str, seed: int, pause_s: floa
 
 
 def issued_twice(stage: SimulatedStage) -> list[tuple[str, str]]:
-    """Return an anomaly for each transaction that was the answer to two begins."""
+    """Return an anomaly for each transaction id that was returned to two begin requests."""
     known = Counter([*stage.idle, *(each.id for each in stage.history.transactions)])
     return [("issued twice", f"transaction {id_} was begun {times} times") for id_, times in known.items() if times > 1]
 

@@ -1,4 +1,4 @@
-"""Writing a DataFrame into topics, when nothing goes wrong or the user is."""
+"""Writing a DataFrame to topics: saves that succeed, and mistakes of the user that are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_five_saves_with_ids_0_0_1_0_1_store_two(spark, topics) -> None:
     assert topics.counted(topic) == wanted(50) + wanted(50)
 
 
-def test_a_row_that_the_daemon_refuses_is_named_by_its_place_among_the_rows_of_its_task(spark, tmp_path) -> None:
+def test_a_row_that_the_daemon_refuses_is_named_by_its_number_within_its_task(spark, tmp_path) -> None:
     with Daemon(tmp_path / "data", "topic.max_message_bytes=1024") as daemon:
         topics = Topics("http://{}:{}".format(*daemon.address))
         topic = topics.create("large-row")
@@ -115,7 +115,7 @@ def test_keys_headers_and_times_to_live_are_preserved(spark, topics) -> None:
     assert 490 < lives_s["b"] <= 500
 
 
-def test_headers_of_kafka_become_attributes_as_the_error_says_and_those_that_cannot_are_refused(spark, topics) -> None:
+def test_kafka_headers_become_attributes_with_the_expression_in_the_error_or_are_refused(spark, topics) -> None:
     topic = topics.create("of-kafka")
     rows = "SELECT 'x' AS payload, array({}) AS headers"
     pair = "named_struct('key', '{}', 'value', {})"
@@ -148,7 +148,7 @@ def test_an_ordered_save_of_two_partitions_is_refused_whole(spark, topics) -> No
 
 
 @pytest.mark.parametrize("decision", ["commit", "abort"])
-def test_an_outer_transaction_decides_over_the_rows(spark, topics, decision) -> None:
+def test_the_rows_share_the_outcome_of_an_outer_transaction(spark, topics, decision) -> None:
     topic = topics.create(f"outer-{decision}")
     transaction = topics.ask("POST", "/v1/transactions", {})
     save(numbers(spark, 500), topics.options(topic, transactionWritePointer=transaction["writePointer"]))
@@ -223,7 +223,7 @@ def test_a_save_from_another_thread_finds_the_source_once_the_session_is_active_
     assert topics.counted(topic) == wanted(20)
 
 
-def test_a_stream_from_another_thread_does_too(spark, topics, tmp_path) -> None:
+def test_a_stream_from_another_thread_finds_the_source_too(spark, topics, tmp_path) -> None:
     source, topic = topics.create("thread-source"), topics.create("thread-stream")
     save(numbers(spark, 20), topics.options(source))
 

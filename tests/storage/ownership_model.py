@@ -2,10 +2,10 @@
 
 There is one topic, and one client with three consecutive requests, which it repeats to any owner if there is no answer:
 either three publishes, or two stores under a write pointer and the publish of both. Owners succeed one another, while
-earlier ones continue as if nothing had happened, or die at any step. A put may take any time: it may land late, after
+earlier ones continue as if nothing had happened, or die at any step. A put may take arbitrarily long: it may land late, after
 its owner's death, or never. Owners' clocks may differ, so that two owners use the same row key. A reader polls any
 owner, including replaced ones. The client stays within an owner's deduplication window. Acknowledged requests must be
-there, once and in order, and messages that were read must not change. Epochs are allocated in blocks: a claim may get
+present, once and in order, and messages that were read must not change. Epochs are allocated in blocks: a claim may get
 any unused one.
 
 ``Rules`` lists the parts of the protocol; each can be left out, to show why it is needed.
@@ -98,7 +98,7 @@ class Model:
         if not set(told) <= set(log) or (self.stores and 0 < len(log) < self.requests - 1):
             return "an acknowledged message is lost"
         if tuple(log[: len(state.read)]) != state.read:
-            return "what was read has changed"
+            return "a message that was read has changed"
         return None
 
     # --- events ---
@@ -219,7 +219,7 @@ class Model:
             cells = (flight.after, state.cells[1]) if flight.key == 0 else (state.cells[0], flight.after)
             state = state._replace(cells=cells)
         else:
-            rows[flight.table, flight.key] = flight.after  # type: ignore[assignment]  # a row, where it is no cell
+            rows[flight.table, flight.key] = flight.after  # type: ignore[assignment]  # a row if not a cell
             state = state._replace(rows=frozenset((*where, row) for where, row in rows.items()))
         return self.answered(state, flight)
 

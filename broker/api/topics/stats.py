@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.topic.asks import PointerView, Span, StatsView
     from storage.base import Store
 
-#: Parts a range can be cut into at once.
+#: Most parts that one request can split a range into.
 MAX_SPLITS = 1_000
 #: Readers on a page of lags.
 MAX_LAG_PAGE = 1_000
@@ -317,7 +317,7 @@ class Counting:
                 if self.stopping.is_set():
                     return span, extent, expired
             elif parks and span.since >= span.until:
-                return span, extent, expired  # the topic waited until the deadline, and had nothing
+                return span, extent, expired  # the topic waited until the deadline, and nothing arrived
             elif not parks:
                 later = await self.directory.ask(name, Look(extent.end, read.end_before, deadline_s))
                 if later.since >= later.until:
@@ -426,8 +426,8 @@ async def count_for_reader(
 ) -> Count:
     """Count what a committed reader at the bound ``since`` would get, and what is hidden from it.
 
-    Exact if few enough rows are ahead to read them. Otherwise estimated from the topic's own counts, which include the
-    first undecided row, but not which messages were rolled back. Raises StoreError.
+    Exact if there are few enough rows ahead to read them all. Otherwise estimated from the topic's own counts, which
+    know the first undecided row, but not which messages were rolled back. Raises StoreError.
     """
     ahead = [counted for counted in stats.slices if bound_at(counted.last_ms + 1) > since]
     few = sum(counted.messages for counted in ahead) <= _looks(max_looks)
@@ -473,7 +473,7 @@ def _looks(most: int | None) -> int:
 
 
 def _apart(slices: Iterable[Slice]) -> list[Slice]:
-    """Merge slices that share a millisecond, as neighbours may after a shorter ttl made slices shorter."""
+    """Merge slices that share a millisecond, as neighbours may once a shorter ttl has made slices shorter."""
     apart: list[Slice] = []
     for one in slices:
         if apart and one.first_ms <= apart[-1].last_ms:

@@ -21,7 +21,7 @@ export class SecondCopy extends Component {
     clearInterval(this.timer);
   }
 
-  // A daemon without a copy has none until it is started again.
+  // A daemon that was started without a copy never gets one, so only a primary's figures are loaded again.
   follow() {
     if (this.state.copy?.role === "primary" && this.props.app.live.word === "live") this.load();
   }

@@ -168,7 +168,7 @@ def _objections() -> Iterator[Objection]:
 
 
 def _unfit(name: str, kind: str, pattern: str | None = None, *, of: str | None = None) -> Iterator[Objection]:
-    """Yield the conditions on a field that every message, or every one of the type ``of``, must have."""
+    """Yield the conditions on a field that every message must have, or every message of the type ``of``."""
     asked = F.lit(True) if of is None else _is(of)
     yield asked & _absent(name), _for("missing_field", F.lit(name))
     yield asked & (F.col(f"{name}_kind") != kind), _for("wrong_type", F.lit(name))
