@@ -29,7 +29,7 @@ BLOCK = 1000
 
 
 def measure_streaming(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Measure all sides in turns, against one daemon."""
+    """Measure all sides in turn, against one daemon."""
     section = Section("stream", "Streams", SAYS)
     with (
         daemon(scratch / "stream") as ours,
@@ -78,7 +78,7 @@ class _Sides:
         costs["client µs"].append((time.process_time() - mine_s) / count * 1e6)
         stored = self._client.admin.stats(topic)["messages"]
         if stored != count:
-            raise RuntimeError(f"{count} messages were acknowledged, {stored} are there")
+            raise RuntimeError(f"{count} messages were acknowledged, {stored} are stored")
         self._client.admin.delete_topic(topic)
         return count / took_s
 

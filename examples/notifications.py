@@ -43,7 +43,7 @@ SUBSCRIPTIONS = {
 
 
 async def happen(client: AsyncClient) -> None:
-    """Publish events over a stream, without waiting for the answer to the one before."""
+    """Publish events over a stream, without waiting for the answer to the previous one."""
     for topic, events in EVENTS.items():
         async with client.stream(topic, serializer=JSON) as stream:
             tickets = [await stream.publish(event) for event in events]

@@ -145,7 +145,7 @@ def checked_as_of(
 ) -> tuple[int | None, Isolation | None]:
     """The moment in milliseconds since 1970, and the isolation to read with.
 
-    Raises InvalidParameter: it is no moment, or the isolation is ``uncommitted``.
+    Raises InvalidParameter: it is not a moment, or the isolation is ``uncommitted``.
     """
     if as_of is None:
         return None, isolation
@@ -275,14 +275,14 @@ def read_plan(
 
 
 class PageBytes:
-    """The bound of a reader's pages, adapted to the line: halved after a time-out, doubled after quick responses.
+    """The bound of a reader's pages, adapted to the connection: halved after a time-out, doubled after quick responses.
 
     Without it, a page that takes longer than the request time-out would be requested again forever.
     """
 
     #: The bound after the first time-out.
     FIRST = 1 << 20
-    #: The smallest bound. Such a page may take any time while bytes arrive; so may a single larger message.
+    #: The smallest bound. Such a page may take any length of time while bytes arrive; so may a single larger message.
     LEAST = 1 << 16
     #: The daemon's own bound, unless its settings say otherwise.
     MOST = 1 << 24
@@ -295,7 +295,7 @@ class PageBytes:
         #: None: the daemon's own bound.
         self.most: int | None = None
         self._answers = 0
-        # Doubled whenever a growth fails: if the limit is not the line's speed, each attempt costs a full time-out.
+        # Doubled whenever growing fails: if the cause is not a slow connection, each attempt costs a full time-out.
         self._answers_to_grow = 1
         self._has_grown = False
 
@@ -325,7 +325,7 @@ class PageBytes:
 
 
 class Daemon(Protocol):
-    """The daemon for positions: each call blocks its thread until the answer."""
+    """The daemon, as positions call it: each call blocks its thread until the answer arrives."""
 
     @property
     def namespace(self) -> str:
@@ -368,10 +368,10 @@ def checked_keeper(position: object) -> None:
 class FilePosition:
     """Positions in a JSON file, which each save replaces atomically and syncs.
 
-    One reader at a time may use a file, for topics of any number of namespaces.
+    One reader at a time may use a file, for topics in any number of namespaces.
 
     Args:
-      path: of the file; its directory must exist.
+      path: the file; its directory must exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -442,7 +442,7 @@ class ServerPosition:
     ``PositionChanged`` and changes nothing.
 
     Args:
-      name: of the reader: letters, digits, underscores and hyphens.
+      name: the reader's name: letters, digits, underscores and hyphens.
     Raises:
       InvalidName: it has other characters.
     """
@@ -450,7 +450,7 @@ class ServerPosition:
     def __init__(self, name: str) -> None:
         self.name = reader_name(name)
         self._known: dict[str, bytes] = {}
-        #: By topic: the positions sent since then that may have been stored, because no answer arrived.
+        #: By topic: positions sent since the last known one that may have been stored, because no answer arrived.
         self._in_doubt: dict[str, set[bytes]] = {}
 
     def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:

@@ -4,8 +4,7 @@
     python scripts/reference.py --check    exits with 1 if a page is outdated
 
 Griffe reads the sources without importing them, so no page depends on what is installed; only the types of answers are
-imported, which need nothing. Docstrings have the sections
-that griffe calls Google's: Args, Returns, Raises.
+imported, which need nothing. Docstrings have the sections of Google's style: Args, Returns, Raises.
 """
 
 from __future__ import annotations
@@ -228,7 +227,7 @@ def _thing(path: str) -> Iterator[str]:
 
 
 def _is_made_by_others(thing: griffe.Class) -> bool:
-    """Whether users get its objects from methods, and never construct one."""
+    """True if users get its objects from methods, and never construct one."""
     return thing.name in MADE_BY_OTHERS
 
 
@@ -267,7 +266,7 @@ MADE_BY_OTHERS = {
 
 
 def _members(thing: griffe.Class) -> list[griffe.Object]:
-    """What is public of a class, its own first and then what it inherits, in the order of the source."""
+    """The public members of a class, its own first and then the inherited ones, in the order of the source."""
     own = [each for each in thing.all_members.values() if not each.name.startswith("_") and _made_by(each) not in MOVED]
     resolved = [_unbound(each.final_target if isinstance(each, griffe.Alias) else each) for each in own]
     return [each for each in resolved if each.docstring is not None or isinstance(each, griffe.Attribute)]
@@ -285,7 +284,7 @@ def _made_by(each: griffe.Object | griffe.Alias) -> str:
 
 
 def _unbound(each: griffe.Object) -> griffe.Object:
-    """The method that ``of_topic`` makes of the client's, or of its administration's; anything else unchanged."""
+    """The method that ``of_topic`` or ``of_administration`` makes from another one; anything else unchanged."""
     if _made_by(each) not in ("of_topic", "of_administration"):
         return each
     assert isinstance(each, griffe.Attribute)
@@ -340,7 +339,7 @@ def _signature(thing: griffe.Function, name: str, *, with_returns: bool = True) 
 
 
 def _value(default: str | griffe.Expr) -> str:
-    """A default as a reader wants it: what a constant is, rather than its name."""
+    """A default as a reader wants it: the value of a constant, rather than its name."""
     if isinstance(default, (griffe.ExprName, griffe.ExprAttribute)) and str(default).rpartition(".")[2].isupper():
         constant = found(default.canonical_path)
         if isinstance(constant, griffe.Attribute) and constant.value is not None and len(str(constant.value)) < 40:
@@ -359,7 +358,7 @@ def _more_positional_only(thing: griffe.Function, this: griffe.Parameter) -> boo
 def _docstring(thing: griffe.Object) -> Iterator[str]:
     if thing.docstring is None:
         return
-    # Griffe knows a section by the empty line before it.
+    # Griffe recognizes a section by the empty line before it.
     text = re.sub(r"\n(?=(?:Args|Returns|Raises):\n)", "\n\n", thing.docstring.value)
     for section in griffe.Docstring(text, parent=thing).parse("google", warnings=False):
         kind = section.kind
@@ -374,12 +373,12 @@ def _docstring(thing: griffe.Object) -> Iterator[str]:
             yield "Returns: " + "; ".join(_line(each.description) for each in section.value) + "\n"
         elif kind is griffe.DocstringSectionKind.examples:
             yield _code("\n".join(str(value) for _, value in section.value))
-        else:  # a section without a text yet would be lost silently
+        else:  # otherwise a section of a new kind would be lost silently
             raise ValueError(f"{thing.path}: no way to write a section {kind}")
 
 
 def _names(text: str) -> str:
-    """Names in literals; what is a sentence rather than names stays one."""
+    """Put each name into backticks; return a sentence as text."""
     names = [name.strip() for name in text.strip("()").split(",")]
     if all(map(str.isidentifier, names)):
         return ", ".join(f"`{name}`" for name in names)
@@ -387,7 +386,7 @@ def _names(text: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """A docstring's text: its literals as Markdown has them, its indented blocks as blocks."""
+    """A docstring's text as Markdown, with its indented blocks as code blocks."""
     paragraphs = []
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         if all(line.startswith("    ") for line in paragraph.splitlines()):
@@ -407,7 +406,7 @@ def _type(annotation: object) -> str:
 
 
 def _cell(thing: griffe.Attribute) -> str:
-    """What is said of an attribute, in a cell of a table: in its docstring, or in comments ``#:`` above it."""
+    """The description of an attribute, for a table's cell: its docstring, or the ``#:`` comments above it."""
     said = thing.docstring.value if thing.docstring else _comment(thing)
     return _line(said).replace("|", "\\|")
 
@@ -439,13 +438,13 @@ def _errors() -> Iterator[str]:
 
 
 def _error_classes(*homes: str) -> dict[str, griffe.Class]:
-    """By their names."""
+    """The error classes of these modules, by name."""
     members = [each for home in homes for each in found(home).members.values()]
     return {each.name: each for each in members if isinstance(each, griffe.Class) and not each.name.startswith("_")}
 
 
 def _by_base(classes: dict[str, griffe.Class]) -> dict[str, list[griffe.Class]]:
-    """Those that derive from each of them; under "" those that derive from none."""
+    """The subclasses of each class, by its name; under "" those that derive from none of them."""
     children: dict[str, list[griffe.Class]] = {}
     for each in classes.values():
         base = next((str(base) for base in each.bases if str(base) in classes), "")
@@ -509,7 +508,7 @@ def _answers() -> Iterator[str]:
 
 
 def _shape(field: Any, inner: list[Any]) -> str:
-    """A type as it is written; adds the dictionaries in it to ``inner``."""
+    """A type as it is written in code; adds the dictionaries in it to ``inner``."""
     origin, parameters = get_origin(field), get_args(field)
     if origin in (Annotated, NotRequired):
         return _shape(parameters[0], inner)
@@ -551,7 +550,7 @@ def main() -> None:
             if not check:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
-    print("\n".join(stale) if stale else "docs/reference is what the code says")
+    print("\n".join(stale) if stale else "docs/reference is up to date")
     sys.exit(1 if check and stale else 0)
 
 

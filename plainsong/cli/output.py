@@ -113,7 +113,7 @@ class Reader:
 MIN_WIDTH = 40
 #: The width if it is unknown; help is written for it.
 DEFAULT_WIDTH = 80
-#: The least width to which a column is cut.
+#: No column is cut to less than this width.
 MIN_COLUMN = 8
 
 
@@ -132,7 +132,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, columns: in
 
     Args:
       headings: one for each column; ``>`` in front aligns the column to the right.
-      rows: each with as many texts.
+      rows: each with one text for each column.
       columns: the total width; None: that of the terminal or of COLUMNS. Without either nothing is cut.
     """
     names = [heading.removeprefix(">") for heading in headings]
@@ -156,7 +156,7 @@ def _cell(text: str, size: int, is_right: bool) -> str:
 
 
 def cut(text: str, size: int) -> str:
-    """Cuts ``text`` to ``size`` characters, with an ellipsis at the end if any are missing."""
+    """Cuts ``text`` to ``size`` characters, with an ellipsis at the end if it was longer."""
     return text if len(text) <= size else text[: max(0, size - 1)] + "…"
 
 
@@ -240,7 +240,7 @@ class Progress:
 
     Args:
       total_bytes: size of the input, if it is known.
-      wanted: whether standard error is a terminal.
+      wanted: True if standard error is a terminal.
     """
 
     def __init__(self, total_bytes: int | None, *, wanted: bool) -> None:

@@ -49,7 +49,7 @@ def watch_all(queries: Sequence[StreamingQuery], *, idle: Callable[[], object]) 
     """Wait until all queries have ended.
 
     Args:
-      queries: may get further ones while it waits.
+      queries: may grow during the wait.
       idle: called about every second, and at the end.
     Raises:
       StreamingQueryException: one failed; the others are stopped.

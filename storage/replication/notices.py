@@ -1,7 +1,7 @@
 """The small objects of the commit log: the seal that ends an epoch, and the lease; and the name of each object.
 
     log/<epoch>/<number>   a segment, or the seal
-    lease.json             the highest epoch chosen, and a sign of life of the primary
+    lease.json             the highest epoch chosen, and the primary's heartbeat
 
 Both are canonical JSON, so that equal ones have equal bytes. Epochs and numbers in names have twenty digits, so that
 names sort as numbers do.
@@ -34,23 +34,23 @@ class EpochSeal:
     clean: bool = False
     """The primary itself ended the epoch, and everything it had acknowledged counts."""
     gap: bool = False
-    """Commits between this epoch and the next are missing in the log: only a later base covers them."""
+    """Commits between this epoch and the next are missing from the log: only a later base covers them."""
     holder: str = ""
     """The machine of the process that made the seal, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A standby that is ready to take over, as it wrote itself into the lease."""
+    """A standby's entry in the lease: it is ready to take over."""
 
     id: str
     """Chosen at the start of its process."""
     beat: int
-    """Counts its registrations. The primary removes one that has not changed for a time."""
+    """Counts its registrations. The primary removes a standby whose count stops changing."""
     holder: str = ""
     """Its machine."""
     commit: int = 0
-    """The last commit that it had."""
+    """The last commit that it had applied when it registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +64,24 @@ class Lease:
     urls: tuple[str, ...] = ()
     """Where clients reach the primary; none until it serves."""
     renewed: int = 0
-    """Counts the renewals. A standby takes over if it has not changed for the time of the lease."""
+    """Counts the renewals. A standby takes over if the count has not changed for ``period_ms``."""
     counted: int | None = None
     """The last commit that counted at the renewal."""
     period_ms: int = 0
-    """The time of the lease; 0: a standby takes over only by hand."""
+    """How long a renewal lasts; 0: a standby takes over only by hand."""
     allows_standby: bool = True
     """False: no standby may register or take over."""
     released: bool = False
-    """True if the run has ended its epoch by a clean seal, and serves no longer."""
+    """True if the run has ended its epoch with a clean seal, and no longer serves."""
     guarded: bool = True
-    """True: the primary acknowledges nothing that a take-over could lose once its lease is over, so a standby may take
-    over by itself then."""
+    """True: once its lease is over, the primary acknowledges nothing that a take-over could lose, so a standby may then
+    take over by itself."""
     standbys: tuple[Registration, ...] = ()
-    """Registered standbys, in the order of their ids. Only ``guarded`` decides; these are why it is set."""
+    """Registered standbys, ordered by id. Only ``guarded`` decides; these are the reason why it is set."""
 
     @property
     def sign(self) -> tuple[int, bytes, int]:
-        """Changes if the run of the lease renews it, and not if a standby registers."""
+        """Changes when the lease's run renews it, but not when a standby registers."""
         return self.epoch, self.run, self.renewed
 
     def registered(self, one: Registration) -> Lease:
@@ -105,7 +105,7 @@ def decode_seal(data: bytes) -> EpochSeal:
     found = _parsed(data, "seal")
     following, clean, gap = found.get("next"), found.get("clean"), found.get("gap")
     if found.get("seal") is not True or type(following) is not int or type(clean) is not bool or type(gap) is not bool:
-        raise DamagedLog("a seal lacks a field, or has another kind of value there")
+        raise DamagedLog("a seal lacks a field, or a field has the wrong type")
     return EpochSeal(following, _run(found, "seal"), clean, gap, str(found.get("holder", "")))
 
 
@@ -120,7 +120,7 @@ def encode_lease(lease: Lease) -> bytes:
             "renewed": lease.renewed,
             "counted": lease.counted,
             "periodMs": lease.period_ms,
-            # Versions that do not register take over by this alone.
+            # Standbys of versions without registrations check only this before they take over.
             "allowsStandby": lease.allows_standby and lease.guarded,
             "released": lease.released,
             "standbys": {each.id: _registration(each) for each in lease.standbys} if lease.allows_standby else None,
@@ -135,7 +135,7 @@ def _registration(one: Registration) -> dict[str, Any]:
 def decode_lease(data: bytes) -> Lease:
     """Decode a lease; fields of later versions are ignored. Raises DamagedLog.
 
-    A primary of a version without registrations keeps the terms of its lease whenever it allows a standby.
+    A primary of a version without registrations is guarded whenever it allows a standby.
     """
     found = _parsed(data, "lease")
     if type(found.get("epoch")) is not int:
@@ -148,7 +148,7 @@ def decode_lease(data: bytes) -> Lease:
             found["epoch"],
             run,
             str(found.get("holder", "")),
-            # A header names them.
+            # They are sent in a header, so other characters are refused.
             tuple(url for url in map(str, found.get("urls", ())) if url.isascii() and url.isprintable()),
             int(found.get("renewed", 0)),
             None if counted is None else int(counted),
@@ -162,7 +162,7 @@ def decode_lease(data: bytes) -> Lease:
             ),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DamagedLog("a field of the lease has another kind of value") from error
+        raise DamagedLog("a field of the lease has the wrong type") from error
 
 
 def _canonical(value: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Pages of topics written by producers: stamped, atomic and attributed requests next to plain and transactional ones.
+"""Pages of topics written by producers: stamped, atomic and attributed requests among plain and transactional ones.
 
 Everything is published by the topic itself; reads from the store, from the cache and message by message must equal the
 list of sent messages.
@@ -63,7 +63,7 @@ class Sending:
         ]
 
     async def send(self, kind, count, shared, every):
-        """Send one request; with ``every`` all its messages have the attributes, else only the last."""
+        """Send one request; with ``every`` all its messages have the attributes, otherwise only the last."""
         payloads = self._payloads(count)
         attributes = [dict(shared) if every or index == count - 1 else {} for index in range(count)]
         more = {"attributes": attributes if any(attributes) else None}

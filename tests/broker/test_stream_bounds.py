@@ -1,4 +1,4 @@
-"""Limits of a stream: memory, silence, and how it ends; the WebSocket alone and the requests alone."""
+"""Limits of a stream: memory, silence, and how it ends; the WebSocket and the requests are tested separately."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_silent_stream_is_pinged_and_then_closed(mock_clock):
         assert await stream.event() is None
 
 
-async def test_a_stream_that_answers_pings_stays(mock_clock):
+async def test_a_stream_that_answers_pings_stays_open(mock_clock):
     async with running(begin=Echo, keep_alive_s=0.05) as listener, open_stream(reach(listener)) as stream:
         for _ in range(3):
             mock_clock.jump(1)  # the clock is then stopped until the pong has arrived
@@ -100,7 +100,7 @@ async def test_a_stream_that_answers_pings_stays(mock_clock):
             assert (await stream.event()).data == b"still here"
 
 
-async def test_an_endless_message_is_given_up_and_its_memory_freed():
+async def test_an_endless_message_is_abandoned_and_its_memory_freed():
     async with running(begin=Echo, body_timeout_s=0.05) as listener, open_stream(reach(listener)) as stream:
         await stream.say(BytesMessage(b"x" * 100, message_finished=False))
         assert (await stream.closed())[0] == 1008
@@ -116,7 +116,7 @@ def client_frame(payload=b"", *, opcode=2, last=True):
 
 @pytest.fixture
 def most_frames(monkeypatch):
-    """Record the most frames taken without a pause."""
+    """Record the largest number of frames taken without a pause."""
     most = [0]
     take = StreamSocket._take_frames
 
@@ -130,7 +130,7 @@ def most_frames(monkeypatch):
     return most
 
 
-async def test_a_message_of_many_tiny_pieces_is_read_a_few_at_a_time_and_held_as_its_bytes(most_frames):
+async def test_a_message_of_many_tiny_pieces_is_read_a_few_at_a_time_and_costs_only_its_bytes(most_frames):
     pieces = 5000
     async with running(begin=Echo) as listener, open_stream(reach(listener), "held") as stream:
         await stream.socket.send_all(client_frame(b"xy", last=False))
@@ -196,7 +196,7 @@ async def test_reading_pauses_while_the_conversation_accepts_no_more():
         assert listener.budget.reserved_bytes < 1 << 20
 
 
-async def test_a_reader_that_stopped_reading_is_cut():
+async def test_a_reader_that_stopped_reading_is_disconnected():
     async with running(begin=Echo, send_timeout_s=0.05) as listener, open_stream(reach(listener)) as stream:
         try:
             with trio.fail_after(PATIENCE_S):
@@ -207,7 +207,7 @@ async def test_a_reader_that_stopped_reading_is_cut():
         await holds(listener, 0)
 
 
-def test_any_bytes_end_a_stream_in_good_order(caplog):
+def test_any_bytes_end_a_stream_cleanly(caplog):
     async def main():
         async with running(begin=Echo, keep_alive_s=0.05, body_timeout_s=0.05) as listener:
             for seed in range(60):

@@ -79,7 +79,7 @@ def test_several_topics_are_followed_with_one_wait(client: Client):
         for n, name in enumerate(topics):
             eventually("a poll is parked", lambda name=name: client.admin.stats(name)["parkedPolls"])
             numbers(client, name, 2, n)
-            eventually("they have come", lambda n=n: len(found) >= 2 * n + 2)
+            eventually("both have arrived", lambda n=n: len(found) >= 2 * n + 2)
 
     thread = threading.Thread(target=publish_when_parked)
     thread.start()
@@ -138,7 +138,7 @@ def test_the_next_reader_continues_where_the_last_one_stopped(client: Client, to
 
 
 def test_leaving_a_loop_delivers_the_current_message_again(client: Client, topic: str, position):
-    only_threads("a loop of a task that is left saves nothing more")
+    only_threads("leaving a loop in a task saves nothing more")
     numbers(client, topic, 10)
     for message in client.read(topic, position=position()):
         if message.payload == b"4":
@@ -251,14 +251,14 @@ def test_a_position_that_cannot_be_written_is_reported_and_the_old_one_stays(
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_position_file_is_readable_for_people(client: Client, topic: str, tmp_path: Path):
+def test_a_position_file_is_human_readable(client: Client, topic: str, tmp_path: Path):
     numbers(client, topic, 1)
     read(client.read(topic, position=FilePosition(tmp_path / "p")))
     told = json.loads((tmp_path / "p").read_text())
     assert told == {"version": 1, "positions": {f"default:{topic}": str(client.poll(topic).last_id)}}
 
 
-def test_both_positions_fit_their_protocol(tmp_path: Path):
+def test_both_positions_implement_their_protocol(tmp_path: Path):
     kept: list[Position] = [FilePosition(tmp_path / "p"), ServerPosition("name")]
     assert kept
     with pytest.raises(InvalidName):

@@ -9,7 +9,7 @@ from tests.daemon.harness import Daemon
 SEEN = """Object.defineProperty(document, 'visibilityState', {value: '%s', configurable: true});
 document.dispatchEvent(new Event('visibilitychange'));"""
 HIDE, SHOW = SEEN % "hidden", SEEN % "visible"
-#: Counts the page's calls, and the unanswered ones, however long the daemon takes.
+#: Counts the page's calls, and those that have not been answered yet.
 COUNTED = """const real = window.fetch;
 window.asked = window.underWay = 0;
 window.fetch = async (path, more) => {
@@ -122,7 +122,7 @@ def test_a_page_whose_daemon_left_before_its_messages_arrived_shows_them_when_it
     script = """const real = window.fetch;
     window.away = true;
     window.fetch = (path, more) =>
-      window.away && path.includes("/messages") ? Promise.reject(new TypeError("nobody")) : real(path, more);"""
+      window.away && path.includes("/messages") ? Promise.reject(new TypeError("refused")) : real(path, more);"""
     with screen.scripted(script):
         screen.open(f"/console/topics/{ns}/t?open={message.id.hex()}", "stat-messages")
     screen.says("connection", "away since")
@@ -143,9 +143,9 @@ def test_messages_that_failed_to_load_twice_appear_later_although_nothing_happen
     window.fetch = (path, more) => {
       if (path.includes("payloadBytes=256") && window.away > 0) {
         window.away -= 1;
-        return Promise.reject(new TypeError("nobody"));
+        return Promise.reject(new TypeError("refused"));
       }
-      // A stream that begins again tells what is new, and nothing is.
+      // A new stream would report news, which would load the messages: subscribe to nothing.
       return path.startsWith("/v1/events") ? real(path.replace(/kinds=.*/, "kinds="), more) : real(path, more);
     };"""
     with screen.scripted(script):
@@ -158,7 +158,7 @@ def test_messages_that_failed_to_load_twice_appear_later_although_nothing_happen
     screen.says("connection", "live")
 
 
-def test_the_clock_of_the_daemon_is_used_unless_its_answer_took_long(screen: Screen):
+def test_the_daemons_clock_is_used_unless_its_answer_was_slow(screen: Screen):
     screen.open("/console/cluster", "instance-row")
     # The seconds from the request to the time in the daemon's answer, and to the answer's arrival.
     ahead = """const [dated, comes] = arguments;

@@ -105,7 +105,7 @@ def _of_pages(notes: Notes) -> Iterator[Anomaly]:
             if places.setdefault(payload, message_id) != message_id:
                 yield Anomaly("brief disorder", f"{payload!r} is present twice")
             if payloads.setdefault(message_id, payload) != payload:
-                yield Anomaly("brief disorder", f"{message_id.hex()} is two messages")
+                yield Anomaly("brief disorder", f"{message_id.hex()} is the id of two messages")
 
 
 def _of_times(notes: Notes, ids: dict[bytes, bytes]) -> Iterator[Anomaly]:
@@ -184,7 +184,7 @@ class Watcher:
         self.stage, self.voice, self.notes = stage, voice, stage.brief
         first_s = voice.rng.choice(TTLS_S)
         self._first_s, self._shortest_s, self._acknowledged_s = first_s, first_s, first_s
-        #: TTLs requested without an answer, which may take effect at some time.
+        #: TTLs requested without an answer, which may take effect at any time.
         self._doubted_s: set[int] = set()
         self._count = 0
         #: Probability that a request is a publish. In a topic with few publishes, readers advance its time.
@@ -201,7 +201,7 @@ class Watcher:
         return max(self._doubted_s | {self._acknowledged_s})
 
     async def act(self) -> None:
-        """Send one request of some kind. Raises NotSent, Doubt, Refused."""
+        """Send one request of a random kind. Raises NotSent, Doubt, Refused."""
         chance = self.voice.rng.random()
         if chance < self._publishes:
             await self.publish()

@@ -1,8 +1,8 @@
-"""A user's own program on a cluster whose workers' Python has nothing of ours.
+"""A user's own program on a cluster whose workers' Python lacks our packages.
 
-Its arguments: the daemon, what docs/spark.md says to do about it, an interpreter without pyarrow, and Spark's settings.
+Its arguments: the daemon's URL, the advice of docs/spark.md, an interpreter without pyarrow, and Spark's settings.
 
-It prints, a JSON array a line, how each of its attempts ends.
+It prints the outcome of each attempt as a JSON array on one line.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def test_the_bytes_of_a_transaction_are_bounded(db: Engine, monkeypatch: pytest.
     assert payloads(db) == [b"123456", b"7890", b"1234567890"]
 
 
-def test_without_its_tables_the_commit_names_what_creates_them_and_commits_nothing(tmp_path: Path):
+def test_without_its_tables_the_commit_names_the_function_that_creates_them_and_commits_nothing(tmp_path: Path):
     engine = create_engine(f"sqlite:///{tmp_path}/bare.db")
     Base.metadata.create_all(engine)
     with Session(engine) as session:

@@ -72,7 +72,7 @@ def run_stream(run: Run, topics: Sequence[str], root: Path, choices: Choices) ->
       the figures of this run, and the manifest at its end.
     Raises:
       TopicNotFound, TablesBusy, FolderTaken, TablesUnreadable: nothing happened. StreamingQueryException: whole batches
-        are in, and the next run adds the rest. CommandFailed: some messages may have expired unread.
+        were added, and the next run adds the rest. CommandFailed: some messages may have expired unread.
     """
     first_look(root)
     namespace = run.where.namespace
