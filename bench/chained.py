@@ -1,4 +1,4 @@
-"""The cost of chaining for a small publish: chained and unchained topics in one daemon, measured in turns.
+"""The cost of chaining for a small publish: chained and unchained topics in one daemon, measured in turn.
 
 To run it alone, in about two minutes: ``nice -n -19 python -m bench chained``.
 """

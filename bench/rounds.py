@@ -1,4 +1,4 @@
-"""Measuring in turns: each side and its baseline within the same seconds, because the machine is never quiet.
+"""Measuring in turn: each side and its baseline within the same seconds, because the machine is never quiet.
 
 Ratios are computed round by round, from values of the same round, and only then reduced to a median: what slows the
 machine down for a second slows both sides.

@@ -27,7 +27,7 @@ _MEASURES = {"p50 ms": "p50_ms", "p99 ms": "p99_ms", "last ms": "all_ms"}
 
 
 def measure_waking(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
-    """Measure each number of parked polls, in turns with the waiting application."""
+    """Measure each number of parked polls, alternating with the waiting application."""
     section = Section("wake", "Waking long polls", SAYS)
     with daemon(scratch / "wake") as ours, server(serve_waiting) as bare:
         ours.create(TOPIC)

@@ -219,7 +219,7 @@ class LogCounters:
     """Lines that were not written."""
 
     dropped: int = 0
-    """Because the queue was full, or at the exit."""
+    """Because the queue was full, or the process exited."""
     failed: int = 0
     """Because they could not be formatted, or the output refused them."""
 

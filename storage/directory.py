@@ -294,7 +294,7 @@ def set_aside(path: Path, name: str) -> None:
 
 
 def refuse_replicated(path: Path) -> None:
-    """Raise StoreUnusable if a directory has a second copy, because commits of this process would be missing in it."""
+    """Raise StoreUnusable if a directory has a second copy, since it would lack this process's commits."""
     if (path / REPLICATION_NAME).exists():
         raise StoreUnusable(
             f"{path} has a second copy in an object store, and replication.to is not set",

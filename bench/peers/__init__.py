@@ -1,1 +1,1 @@
-"""The daemon compared with other brokers and stores: equal loads, equal durability, in turns, on one machine."""
+"""The daemon compared with other brokers and stores: equal loads, equal durability, in turn, on one machine."""

@@ -1,4 +1,4 @@
-"""The loads that every peer gets, in turns, and their results."""
+"""The loads that every peer gets in turn, and their results."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ COMMIT, as prepared statements."""
 WAITS_SAY = """The same loads: how long a request waited for its answer, the processor time that the peer's processes spent on
 a message, and how much of one core the load generator took. Where that is near 100 the generator is the limit."""
 OPEN_SAY = """Single messages of 100 B in an open loop over 32 connections: due at a fixed rate, waits counted from when they were
-due. First the same rates for all, then shares of the highest rate that each reached just before, in a closed loop of as
-many connections. *Unsent* had no answer ten seconds after the end: that peer cannot keep up with this rate."""
+due. First the same rates for all, then shares of the highest rate that each reached just before, in a closed loop with
+the same number of connections. *Unsent* had no answer ten seconds after the end: that peer cannot keep up with this rate."""
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class Comparison:
     say: Callable[[str], None]
     sides: list[Side] = field(default_factory=list)
     lacking: dict[str, str] = field(default_factory=dict)
-    """Peers, and loads of peers, without results, with the reason."""
+    """Why a peer, or one of its loads, has no result."""
     reading: dict[str, str] = field(default_factory=dict)
     """The topic that is read, by peer."""
 
@@ -230,7 +230,7 @@ class Comparison:
         return Measured(count / result["seconds"], result, 1e6 * cpu_s / max(count, 1))
 
     def loads(self) -> dict[str, tuple[int, Callable[[Side], Measured | None]]]:
-        """Return the loads by name: rounds, and the function that runs it on a peer."""
+        """Return the loads by name: the number of rounds, and the function that runs a load on a peer."""
         profile, publish = self.profile, self._publish
         seconds = profile.seconds
 
@@ -241,7 +241,7 @@ class Comparison:
             return lambda side: self._transact(side, connections, topics)
 
         rounds = profile.rounds
-        # To run only Plainsong's, the original service's client would be needed, and so its jars.
+        # Plainsong's transactions alone would need the original service's client, and so its jars.
         is_compared = any(side.peer.transacts for side in self.sides if side.peer.name != "plainsong")
         transactions = {
             f"transaction, {_topics(topics)}, {on_connections(connections)}": (rounds, transacting(connections, topics))
@@ -286,7 +286,7 @@ class Comparison:
                     found.setdefault(side.peer.name, []).append(measured)
                     self.say(
                         f"{load}: {side.peer.name} {measured.messages_per_s:,.0f}/s,"
-                        f" p50 {measured.result['p50_ms']:.2f} ms, {measured.server_us:.1f} µs of its processors each"
+                        f" p50 {measured.result['p50_ms']:.2f} ms, {measured.server_us:.1f} µs of processor time each"
                     )
             if found:
                 rates.rows.append(Row({"load": load}, _rates(found)))

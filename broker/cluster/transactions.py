@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 class LinkedPeer:
     """Implements ``actors.replica.Peer``: calls the service at its current owner.
 
-    All calls are safe to repeat after their answer was lost.
+    All calls are safe to repeat if their answer was lost.
     """
 
     def __init__(self, owners: Callable[[], Owners]) -> None:
@@ -77,7 +77,7 @@ class LinkedPeer:
         except BadRequest as error:
             if isinstance(error, InvalidParameter):
                 raise  # the moment is in the future
-            why = "the instance that owns the transaction service is of a version that knows no moments"
+            why = "the instance that owns the transaction service runs a version that cannot read as of a moment"
             raise TransactionsUnavailable(why, hint="upgrade it") from error
         return Moment.unpack(await collect(reply.body))
 
@@ -107,7 +107,7 @@ class LinkedPeer:
 
 
 async def announce_namespace(owners: Owners, namespace: str) -> None:
-    """Have all other instances read a namespace's row again; one that fails to within ``NOTIFY_S`` reads it later."""
+    """Have all other instances read a namespace's row again; one that does not answer within ``NOTIFY_S`` reads it later."""
 
     async def notify(instance: Instance) -> None:
         try:

@@ -25,7 +25,7 @@ NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 NO_ATTRIBUTES_PACKED = b"\x00\x00\x00\x01\x80"
 _SIZE = struct.Struct(">I")
 _END_BYTES = 24
-#: Shorter bodies are walked at once: looking for equal lengths would cost more.
+#: Shorter bodies are walked right away: looking for equal lengths would cost more.
 _MIN_ALIKE_BYTES = 512
 _POINTER_AND_SIZE = struct.Struct(">qI")
 
@@ -98,9 +98,9 @@ def decode_frames(
 
 
 def _messages_alike(data: bytes, tail: bytes) -> Iterable[tuple[bytes, bytes]] | None:
-    """Ids and payloads of a body whose messages have one length: cut like a table, twice as fast.
+    """Ids and payloads of a body whose messages all have the same length: it is sliced like a table, twice as fast.
 
-    None for any other body; whether that one is well-formed is for the walk to decide.
+    None for any other body, which the walk then decodes or refuses.
     """
     body_size = len(data) - _END_BYTES
     if body_size < _MIN_ALIKE_BYTES:

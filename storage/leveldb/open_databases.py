@@ -52,7 +52,7 @@ class OpenDatabases:
         self._check = check
         self._entries: dict[str, _Entry] = {}
         self._uses = 0
-        #: Guards the entries. Not held while a database is opened, closed or used; no other lock is taken under it.
+        #: Guards the entries. Not held while a database is opened, closed or used; no other lock is taken while it is held.
         self._changed = threads.Condition()
 
     @property

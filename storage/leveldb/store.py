@@ -107,7 +107,7 @@ class LevelDBStore:
         Args:
           address: where this process serves, quoted in the error of a process that finds the directory in use.
           shipper: takes every commit for the second copy. Without it, a directory that has one is refused: commits
-            would be missing in the copy.
+            would be missing from the copy.
           follows: the directory is a standby's, and every commit comes from the log.
         Raises:
           StoreInUse, StoreTooNew, StoreDamaged, StoreReadOnly, StoreFull, StoreUnusable: nothing was changed.

@@ -37,7 +37,7 @@ class Objects(Protocol):
     """The objects below a prefix of an object store; ``storage.replication.object_store`` implements it."""
 
     can_exchange: bool
-    """False if objects cannot be replaced on condition, so that there is no lease."""
+    """False if objects cannot be replaced conditionally, so that there is no lease."""
 
     async def get(self, name: str) -> Fetched | None:
         """Read an object; None if it does not exist. Raises StoreError."""

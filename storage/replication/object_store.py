@@ -1,10 +1,12 @@
-"""The object store that holds a commit log or backups: S3 and its kin, GCS, Azure, a local folder, or memory.
+"""The object store that holds a commit log or backups: S3 and compatible ones, GCS, Azure, a local folder, or memory.
 
-The only home of obstore. It is not installed with every daemon, so only what uses an object store imports this module.
+Only this module imports obstore, which is not installed with every daemon. So only code that uses an object store
+imports this module.
 
-obstore waits inside native code, so a daemon's calls run in threads. There it does not retry: the protocol needs to see
-each lost answer. Of the commands for backups, which write each object unconditionally, it repeats requests. It answers a refused condition with an error of its own; any other error of a write leaves the
-outcome unknown, since the request may have arrived.
+obstore blocks in native code, so a daemon's calls run in threads. For a daemon it does not retry: the protocol needs to
+see each lost answer. For the backup commands, which write each object unconditionally, it retries requests. It reports a
+failed condition with a separate error; any other error of a write leaves the outcome unknown, since the request may have
+arrived.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
-#: Calls under way at a time, given-up ones included. Each needs a thread.
+#: Most concurrent calls, including abandoned ones. Each needs a thread.
 MAX_CALLS = 16
-#: A call that has not returned after this many times ``timeout_s`` is given up: the library's own bounds have failed.
+#: A call that has not returned after this many times ``timeout_s`` is abandoned: the library's own time-outs have failed.
 GIVE_UP = 3
-#: How often a request without an answer is repeated.
+#: How often the backup commands retry a request without an answer.
 REPETITIONS = 5
-#: Objects of one call to remove them.
+#: Most objects that one call removes.
 REMOVED_AT_ONCE = 1000
 #: Parts of the messages of refusals that the library reports as general errors.
 _REFUSALS = ("403 Forbidden", "401 Unauthorized", "SignatureDoesNotMatch", "InvalidAccessKeyId", "AccessDenied")
@@ -65,13 +67,13 @@ class BlockingObjectStore:
 
     @classmethod
     def open(cls, url: str, *, timeout_s: float, repeats: bool = False) -> Self:
-        """Return the objects below ``url``. Nothing is asked of the object store yet.
+        """Return the objects below ``url``. Sends no request yet.
 
         Args:
           url: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix``, ``file:/path`` or ``memory:``. Credentials,
             region and endpoint come from the environment (``AWS_…``, ``GOOGLE_…``, ``AZURE_STORAGE_…``).
-          timeout_s: after which a request counts as unanswered.
-          repeats: repeat a request without an answer a few times.
+          timeout_s: time after which a request counts as unanswered.
+          repeats: retry a request without an answer a few times.
         Raises:
           StoreUnusable: the URL is unknown or contains credentials, or the folder cannot be made.
         """
@@ -120,11 +122,11 @@ class BlockingObjectStore:
 
     @property
     def _version(self) -> Literal["e_tag", "version"]:
-        """What a replacement on condition names: GCS counts generations."""
+        """The field that a conditional replacement compares: GCS numbers generations."""
         return "version" if isinstance(self._store, GCSStore) else "e_tag"
 
     def put(self, name: str, data: bytes) -> None:
-        """Create or replace an object. Raises StoreError: it is unknown whether it was."""
+        """Create or replace an object. Raises StoreError: the outcome is unknown."""
         try:
             obstore.put(self._store, name, data, use_multipart=False)
             if self._root is not None:
@@ -156,7 +158,7 @@ class BlockingObjectStore:
                 raise ObjectStoreRefused(f"writing {name}: there is no such bucket", hint="create it first") from error
             return Verdict.REFUSED  # there is nothing to replace
         except NotImplementedError as error:
-            raise StoreUnusable("this object store cannot replace an object on condition") from error
+            raise StoreUnusable("this object store cannot replace an object conditionally") from error
         except (BaseError, OSError) as error:
             failed = _failed(f"writing {name}", error)
             if isinstance(failed, ObjectStoreRefused):
@@ -245,12 +247,12 @@ class ObjectStore:
         try:
             return await self._in_thread("writing", put)
         except ObjectStoreUnavailable:
-            return Verdict.UNKNOWN  # the call was given up, and may still take effect
+            return Verdict.UNKNOWN  # the call was abandoned, and may still take effect
 
     async def _in_thread(self, doing: str, call: Callable[[], T]) -> T:
         """Run a call in a thread. Raises ObjectStoreUnavailable: it does not return in time.
 
-        A cancelled caller leaves the thread to itself: for the protocol that is a lost answer, like any other.
+        If the caller is cancelled, the thread continues alone: to the protocol that is a lost answer like any other.
         """
         with trio.move_on_after(GIVE_UP * self._timeout_s):
             return await in_thread(call, abandon_on_cancel=True, limiter=self._calls, max_wait_s=inf)
@@ -260,7 +262,7 @@ class ObjectStore:
 def _failed(doing: str, error: Exception) -> ObjectStoreRefused | ObjectStoreUnavailable:
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError)):
         return ObjectStoreRefused(f"{doing}: {_kind(error)}", hint=_CREDENTIALS)
-    # Of a LIST, the library reports a refusal as any other error.
+    # For a LIST, the library reports a refusal as a general error.
     if isinstance(error, BaseError) and any(words in str(error) for words in _REFUSALS):
         return ObjectStoreRefused(f"{doing}: PermissionDeniedError", hint=_CREDENTIALS)
     return ObjectStoreUnavailable(f"{doing}: {_kind(error)}")

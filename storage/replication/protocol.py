@@ -129,7 +129,7 @@ class Foreign(StorageFailed):
 
 
 class TakeOverLost(StorageFailed):
-    """A standby cannot take over now: another process did, or commits are missing in the log. It follows on."""
+    """A standby cannot take over now: another process did, or commits are missing from the log. It continues to follow."""
 
     title = "The take-over has failed"
 
@@ -373,7 +373,7 @@ def take_over(
     Args:
       place: read the log from there; everything before it has been applied.
       known: as for ``choose_epoch``.
-      leased: False where objects cannot be replaced on condition: the epoch is the one after the last in the log.
+      leased: False if objects cannot be replaced conditionally: the epoch is the one after the last in the log.
       directory: of a caller that is a primary. If the log lacks commits that the directory can no longer send, the
         seal marks a gap.
       holder: the caller's machine, for people.
@@ -399,7 +399,7 @@ def take_over(
         if leased and place.epoch >= epoch:
             raise ReignOver(f"epoch {place.epoch} has begun")
         if follower is not None and place.commit is None:
-            raise TakeOverLost(f"commits are missing in the log before epoch {place.epoch}")
+            raise TakeOverLost(f"commits are missing from the log before epoch {place.epoch}")
         if follower is not None and follower.seen is not None and place.epoch != begun:
             raise TakeOverLost(f"epoch {place.epoch} has begun")
         gap = False
@@ -442,7 +442,7 @@ def claim_prefix(name: str, data: bytes, place: Place) -> Steps[None]:
         found = yield Get(name)
         if found is None:
             if place != ROOT:
-                raise BucketWentBack(f"{name} is missing in the object store", hint=LEAVE_HINT)
+                raise BucketWentBack(f"{name} is missing from the object store", hint=LEAVE_HINT)
             yield Create(name, data)
             continue
         if found.data != data:

@@ -148,7 +148,7 @@ def test_requests_one_after_the_other_share_a_connection(serve, pools):
     assert server.connections == 1
 
 
-def test_a_request_says_where_it_goes_how_long_it_is_and_who_sends_it(serve, pools):
+def test_a_request_names_its_target_its_length_and_its_sender(serve, pools):
     server = serve()
     host = server.url.removeprefix("http://")
     ask(pools(server.url, token="secret"), server.url + "/prefix", body=b"abc", path="/v1/y?z=1")
@@ -171,7 +171,7 @@ def test_a_request_says_where_it_goes_how_long_it_is_and_who_sends_it(serve, poo
     ],
     ids=["chunked", "after another head"],
 )
-def test_an_answer_is_read_whole_in_every_framing(serve, pools, answer):
+def test_an_answer_is_read_in_full_in_every_framing(serve, pools, answer):
     server = serve(answer)
     pool = pools(server.url)
     assert [ask(pool, server.url).body for _ in range(2)] == [b"abcdef"] * 2
@@ -247,7 +247,7 @@ def test_the_time_limit_covers_the_whole_exchange_however_the_bytes_trickle(serv
     assert ask(pool, server.url).body == b"ok"
 
 
-def test_a_request_whose_time_is_over_before_it_is_sent_did_not_happen(serve, pools):
+def test_a_request_that_times_out_before_it_is_sent_did_not_happen(serve, pools):
     server = serve()
     failure = ask(pools(server.url), server.url, timeout_s=0)
     assert failure.kind == "connect"

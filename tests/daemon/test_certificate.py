@@ -120,7 +120,7 @@ def test_every_route_is_served_over_tls_and_none_without(daemon, authority, proc
     eventually("handshakes are counted", lambda: gauge(running, authority, "plainsong_tls_handshakes_total") >= 9)
 
 
-def test_a_unix_socket_next_to_it_stays_plain(daemon, authority, tmp_path):
+def test_a_unix_socket_stays_unencrypted(daemon, authority, tmp_path):
     path = tmp_path / "a.sock"
     running = daemon(*settings(authority), bind=f"unix:{path},127.0.0.1:0")
     assert [url.partition(":")[0] for url in running.serving["addresses"]] == ["unix", "https"]
@@ -134,7 +134,7 @@ def test_a_unix_socket_next_to_it_stays_plain(daemon, authority, tmp_path):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_renewed_pair_is_served_without_a_signal_and_open_connections_stay(daemon, authority, processes):
+def test_a_renewed_pair_is_served_without_a_signal_and_open_connections_stay_open(daemon, authority, processes):
     running = daemon(*settings(authority, "old.example"), f"http.processes={processes}")
     context = authority.trusting()
     kept = http.client.HTTPSConnection(*running.address, context=context, timeout=PATIENCE_S)
@@ -146,7 +146,7 @@ def test_a_renewed_pair_is_served_without_a_signal_and_open_connections_stay(dae
     authority.issue("server", "new.example", ends=20 * DAY)
     eventually("the new certificate is served", lambda: served(running, authority) != before)
     eventually("by every process", lambda: served_by_all(running, authority) == {200})
-    eventually("so does the metric", lambda: not_after(running, authority) > expires_s + 9 * 86_400)
+    eventually("the metric follows", lambda: not_after(running, authority) > expires_s + 9 * 86_400)
     kept.request("GET", "/ping")
     assert kept.getresponse().status == 200
     kept.close()
@@ -196,7 +196,7 @@ def test_an_unusable_certificate_changes_nothing_and_is_counted(daemon, authorit
     assert "The previous certificate is still served" in found["text"]
     running.wait_for_line("the certificate could not be reloaded")
     authority.issue("server")
-    eventually("a good one is taken", lambda: served(running, authority) != before)
+    eventually("a valid one is served", lambda: served(running, authority) != before)
     assert gauge(running, authority, failures) == 1
     assert needed(running, authority) == []
 

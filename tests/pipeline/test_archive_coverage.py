@@ -45,7 +45,7 @@ def test_of_several_entries_the_lowest_rank_is_read(found):
             assert piece.entry.rank == min(other.rank for other in others)
 
 
-def test_of_two_batches_of_the_same_ids_the_one_written_first_answers():
+def test_of_two_batches_with_the_same_ids_the_one_written_first_is_read():
     early, late = batch_entry(0, 10, written_ms=1, source="z"), batch_entry(5, 15, written_ms=2, source="a")
     assert [(piece.entry, piece.start) for piece in pieces([late, early])] == [
         (early, small_id(0)),

@@ -1,4 +1,4 @@
-"""Options of reading: what they mean, and what is refused with the name that was meant."""
+"""Options of reading: their meaning, and refusals that name the option that was probably meant."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_missing_options_are_named(missing):
         ("pushFilters", "those for reading a batch are url, namespace"),
     ],
 )
-def test_an_unknown_option_is_refused_with_the_one_that_is_meant(unknown, meant):
+def test_an_unknown_option_is_refused_with_the_one_that_was_probably_meant(unknown, meant):
     assert meant in refusal(**{unknown: "1"})
 
 
@@ -66,7 +66,7 @@ def test_a_table_and_a_stream_are_refused_when_they_are_loaded():
         ({"maxoffsetspertrigger": "1", "endingoffsets": ID}, "endingOffsets is for reading a batch"),
     ):
         with pytest.raises(BadOption, match=says):
-            DefaultSource({**NEEDED, **more})  # which Spark makes in load(), with a schema of the user's too
+            DefaultSource({**NEEDED, **more})  # as Spark does in load(), even with a schema of the user's
     with pytest.raises(BadOption, match="option subscribe is missing"):
         DefaultSource({"url": NEEDED["url"]}).schema()
 
@@ -138,7 +138,7 @@ def test_invalid_options_of_a_stream_are_refused_with_the_reason(given, why):
     assert why in refusal(True, **given)
 
 
-def test_the_longest_delay_is_a_quarter_of_an_hour_or_a_length_with_a_unit():
+def test_the_longest_delay_is_15_minutes_or_a_length_with_a_unit():
     for given, length_ms in (({}, 900_000), ({"maxTriggerDelay": "250"}, 250), ({"maxTriggerDelay": "2 H"}, 7_200_000)):
         options = parse(True, minOffsetsPerTrigger="10", **given)
         assert (options.min_offsets, options.max_delay_ms) == (10, length_ms)
@@ -152,7 +152,7 @@ def test_offsets_of_topics_that_the_pattern_does_not_match_are_refused():
 
 
 @pytest.mark.parametrize(("given", "is_there"), [("1", True), (" TRUE", True), ("0", False)])
-def test_the_schema_has_the_pointer_where_the_option_says_so(given, is_there):
+def test_the_schema_has_the_pointer_if_the_option_asks_for_it(given, is_there):
     names = DefaultSource({**NEEDED, "includetransaction": given}).schema().names
     assert ("transaction_write_pointer" in names) == is_there
 

@@ -141,7 +141,7 @@ def answering_in_time(
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_requests_too_large_for_the_line_are_split_with_each_message_sent_once_and_in_order(
+def test_requests_too_large_for_the_connection_are_split_with_each_message_sent_once_and_in_order(
     db: Engine, client: Client, arrives: bool, monkeypatch: pytest.MonkeyPatch
 ):
     client.create_topic("orders")
@@ -284,7 +284,7 @@ def test_the_second_of_two_relays_says_that_it_waits_and_continues_when_the_firs
         with pytest.raises(OutboxBusy):
             Relay(db, client).decide("orders", resend=True)
         with running(second):
-            eventually("the second has said so", lambda: told == ["outbox_busy"])
+            eventually("the second has reported it", lambda: told == ["outbox_busy"])
             publish(db, b"1")
             eventually("the first has published", lambda: read(client) == [b"1"])
             first.stop()
@@ -466,7 +466,7 @@ def test_a_database_from_a_backup_publishes_nothing_until_an_operator_decides(cl
 
 
 def forget(client: Client, topic: str, producer: str) -> None:
-    """Remove a producer, as the daemon does after its memory has expired."""
+    """Remove a producer, as the daemon does once it has been idle for too long."""
     url = f"{client._channel.places.current}/v1/namespaces/{client.namespace}/topics/{topic}/producers/{producer}"
     import httpx
 

@@ -41,7 +41,7 @@ class Holds:
 
     @property
     def mark(self) -> int:
-        """Take it before the view and the page, and pass it to ``wait``, which then misses no later wake-up."""
+        """Read this before the view and the page, and pass it to ``wait``, which then misses no later wake-up."""
         return self.pointers.mark
 
     async def wait(self, name: TopicName, held: Held, until_ms: int, mark: int, deadline_s: float) -> None:
@@ -49,8 +49,8 @@ class Holds:
 
         Args:
           until_ms: when the message that holds the reader expires by its own ttl; 0 if it has none.
-          mark: ``mark``, from before the view and the page.
-          deadline_s: on trio's clock.
+          mark: the value of ``mark`` before the view and the page were read.
+          deadline_s: in the time of trio's clock.
         Raises:
           Overloaded: too many readers are waiting already.
         """

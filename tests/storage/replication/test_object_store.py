@@ -90,7 +90,7 @@ async def test_an_object_is_replaced_only_in_the_version_that_was_read(objects, 
     await objects.create("lease.json", b"one")
     first = await objects.get("lease.json")
     if url.startswith("file:"):
-        with pytest.raises(StoreUnusable, match="on condition"):
+        with pytest.raises(StoreUnusable, match="conditionally"):
             await objects.exchange("lease.json", b"two", first.etag)
         assert (await objects.get("lease.json")).data == b"one"
         return
