@@ -35,7 +35,7 @@ class ChainHead:
     at_ms: int
     """The time when it was written."""
     signature: Mapping[str, Any] | None = None
-    """``id``, ``timestamp``, ``payload`` and ``signature`` as Standard Webhooks has them; None: it is not signed."""
+    """``id``, ``timestamp``, ``payload`` and ``signature`` as Standard Webhooks defines them; None: it is not signed."""
 
     @classmethod
     def of(cls, found: object) -> ChainHead:
@@ -55,7 +55,9 @@ class ChainHead:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidParameter(f"this is not the head of a chain: {error!r}", hint=_HINT) from None
         if not is_head:
-            raise InvalidParameter("this is not the head of a chain: its id or its hash has another length", hint=_HINT)
+            raise InvalidParameter(
+                "this is not the head of a chain: its id or its hash has the wrong length", hint=_HINT
+            )
         return head
 
     @classmethod
@@ -98,7 +100,7 @@ class ChainReport:
     head: ChainHead
     """The last entry that was verified: keep it for the next time."""
     messages: int
-    """The number of messages that are as published."""
+    """The number of messages that are unchanged since they were published."""
     entries: int
     begins_at: str | None
     """The id at which the chain begins; None: its beginning has expired."""
@@ -108,7 +110,7 @@ class ChainReport:
     set_aside: int
     """Entries with rows that an operator has set aside."""
     found: int
-    """Entries that a start of the daemon added for rows that a crash had left without one."""
+    """Entries that the daemon added when it started, for rows that a crash had left without one."""
     restored: int
     """The number of times the topic was restored from a backup."""
     known: str | None

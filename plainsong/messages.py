@@ -404,7 +404,7 @@ def _unpickled(
 
 def passed_rows(topic: str, count: int) -> str:
     """The warning for damaged rows that a page has passed."""
-    return f"{topic}: {count} damaged rows were skipped, which an operator has set aside"
+    return f"{topic}: skipped {count} damaged rows that an operator has set aside"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

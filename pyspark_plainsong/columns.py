@@ -87,7 +87,7 @@ def _same(asked: DataType, kind: DataType) -> bool:
 
 # --- writing ---------------------------------------------------------------------------------------
 
-#: Bytes of a chunk's payloads, unless a single one is larger: far below the largest body that daemons accept.
+#: Most bytes of a chunk's payloads, unless a single one is larger: far below the largest body that daemons accept.
 MAX_CHUNK_BYTES = 4 << 20
 ROUTING_KEY = "routingKey"
 _TEXT_OR_BYTES = (types.BinaryType, types.StringType)

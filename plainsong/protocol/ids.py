@@ -96,7 +96,7 @@ def checked_id(raw: bytes) -> bytes:
     """``raw`` if it has the length of an id.
 
     Raises:
-      InvalidMessageId: it has another length.
+      InvalidMessageId: its length is wrong.
     """
     if len(raw) != ID_BYTES:
         raise InvalidMessageId(f"an id is {ID_BYTES} bytes, this is {len(raw)}")

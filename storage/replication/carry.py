@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from storage.replication.segment import Segment
 
 T = TypeVar("T")
-#: Pause before a request is repeated: at first, and at most. It doubles until then.
+#: The first and the longest pause before a retry; each pause is twice the previous one.
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 5.0
 
@@ -61,7 +61,7 @@ class Objects(Protocol):
 
 
 async def ignore(segment: Segment) -> None:
-    """Take no segment: for procedures of a caller that applies none."""
+    """Ignore a segment, for callers that apply none."""
     del segment
     await trio.lowlevel.checkpoint()
 
@@ -76,7 +76,7 @@ async def carry_out(
 ) -> T:
     """Run a procedure of the protocol against an object store, and return its result.
 
-    A read is repeated until it has an answer, with growing pauses; a lost answer of a write is followed by one pause.
+    A read is retried until it is answered, with growing pauses; a write whose answer was lost is followed by one pause.
 
     Args:
       apply: takes the segments that were read.

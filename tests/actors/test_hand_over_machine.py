@@ -1,8 +1,8 @@
-"""Topics change owners in any way while they are written and read: the store decides, whatever views say.
+"""Topics change owners at any time while they are written and read: the store decides, whatever the views say.
 
 Instances publish and read concurrently, views of ownership change and contradict each other, and stores stall. In the
-end acknowledged messages are there once, in order; refused ones are not; and every read included the messages that were
-acknowledged before it began.
+end each acknowledged message is stored once, in order; refused ones are not stored; and every read included the messages
+that were acknowledged before it began.
 """
 
 from __future__ import annotations
@@ -84,15 +84,15 @@ class Course:
     def check(self, final):
         assert len(set(final)) == len(final), "doubled"
         assert set(self.acknowledged) <= set(final), "lost"
-        assert not set(self.refused) & set(final), "refused, and there"
+        assert not set(self.refused) & set(final), "refused, but stored"
         places = {payload: place for place, payload in enumerate(final)}
         for payloads, before in self.begun:
             there = [places[each] for each in payloads if each in places]
             assert len(there) in (0, len(payloads)), "split"
             assert there == sorted(there), "reordered within a request"
-            assert all(places[each] < there[0] for each in before if there), "older than what came before it"
+            assert all(places[each] < there[0] for each in before if there), "before messages acknowledged earlier"
         for before, found in self.reads:
-            assert final[: len(found)] == found, "read what is not there, or not so"
+            assert final[: len(found)] == found, "a read differs from the final log"
             assert set(before) <= set(found), "a read was stale"
 
 
@@ -148,7 +148,7 @@ def played(steps):
 
 
 @given(STEPS)
-def test_acknowledged_messages_are_stored_once_and_no_read_is_stale_whatever_the_views_are(steps):
+def test_acknowledged_messages_are_stored_once_and_no_read_is_stale_whatever_the_views_say(steps):
     played(steps)
 
 

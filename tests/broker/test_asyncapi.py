@@ -44,7 +44,7 @@ async def test_match_selects_the_topics(daemon):
     await daemon.call("GET", f"{ROUTE}?match=orders", status=400, code="invalid_parameter")
 
 
-async def test_a_document_is_bounded_and_says_how_to_stay_below(daemon, monkeypatch):
+async def test_a_document_is_bounded_and_says_how_to_stay_within_the_bound(daemon, monkeypatch):
     monkeypatch.setattr(asyncapi, "MAX_CHANNELS", 2)
     for topic in ("a", "b", "c"):
         await daemon.create(topic)

@@ -74,7 +74,7 @@ async def test_expired_rows_stay_until_a_snapshot_covers_what_producers_sent():
     assert expired.stop == PREFIX + pack_position(5000, 0)
 
 
-def test_messages_of_invalid_transactions_are_searched_where_nothing_has_expired_and_not_removed():
+def test_messages_of_invalid_transactions_are_searched_for_where_nothing_has_expired_and_are_not_removed():
     *_, expired, invalid = plan(limits())
     assert (invalid.start, invalid.why, invalid.pointers) == (expired.stop, "invalid", (2, 7))
     assert PREFIX + b"\xff" * 10 in invalid

@@ -50,7 +50,7 @@ def test_dump_shows_every_row_as_one_line(store_command, directory):
     assert "of a deleted topic" in out
 
 
-def test_dump_as_json_gives_an_object_a_line_with_payloads_in_base64(store_command, directory):
+def test_dump_as_json_prints_one_object_per_line_with_payloads_in_base64(store_command, directory):
     code, out, _ = store_command("dump", "--data-dir", directory, "--json", "--table", "message", "--generation", "2")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == Exit.OK

@@ -193,7 +193,7 @@ async def test_a_connection_is_handed_over_with_its_tls_state(authority, hot):
         assert json.loads((await reader.reply()).body)["body"] == (b"y" * 200_000).hex()
 
 
-async def test_a_connection_returns_to_the_lane_with_its_tls_state(authority):
+async def test_a_connection_returns_to_the_hot_path_with_its_tls_state(authority):
     async with running(tls=secured(authority)) as listener, connected(listener, authority.trusting()) as stream:
         reader = Reader(stream)
         for request in (b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n", post("t/store", b"y" * 200_000)) * 3:
@@ -271,7 +271,7 @@ async def test_plain_http_gets_an_answer_that_the_port_speaks_tls(authority, hot
         assert listener.toys.peers == []
 
 
-async def test_bytes_that_are_neither_tls_nor_http_are_cut(authority):
+async def test_bytes_that_are_neither_tls_nor_http_end_the_connection(authority):
     tls = secured(authority)
     async with running(tls=tls) as listener:
         for noise in (b"\x00\x01\x02", b"\xff" * 100, b"\x16\x03\x01\x00\x05nonsense" * 9):
@@ -301,7 +301,7 @@ async def test_the_setting_limits_the_oldest_tls_version(authority, settings, ve
     if version == ssl.TLSVersion.TLSv1_1:
         context.set_ciphers("ALL:@SECLEVEL=0")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the old version is intended
+        warnings.simplefilter("ignore", DeprecationWarning)  # the old version is deliberate
         context.minimum_version = context.maximum_version = version
     async with running(tls=secured(authority, **settings)) as listener:
         if works:
@@ -325,7 +325,7 @@ async def test_ciphers_without_forward_secrecy_or_authentication_are_not_offered
                 pass
 
 
-# --- certificates of clients -----------------------------------------------------------------------
+# --- client certificates ---------------------------------------------------------------------------
 
 
 @BOTH_WAYS
@@ -387,7 +387,7 @@ async def test_a_handshake_has_a_deadline(authority):
 
 @pytest.mark.parametrize("alpn", ["http/1.1", "h2"])
 @pytest.mark.parametrize("said", [b"", b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)])
-async def test_a_connection_without_a_request_after_its_handshake_is_cut_where_names_are_required(
+async def test_a_connection_without_a_request_after_its_handshake_is_closed_where_names_are_required(
     authority, mock_clock, alpn, said
 ):
     guard, quick = Guard(required=True), {"header_timeout_s": 0.1, "keep_alive_s": 10 * PATIENCE_S}

@@ -32,8 +32,8 @@ ENDLESS = re.compile(r"plainsong (tail (?!.*--limit)|top (?!.*--once))")
 def shell(tmp_path, monkeypatch, capfd):
     """Run a pasted line while a daemon runs, and return its output.
 
-    A line that only calls the program runs in this process, to save the program's start; one with a pipe, or one that
-    must be interrupted, runs in bash.
+    A line that only calls the program runs in this process, which is faster than starting the program; one with a pipe,
+    or one that must be interrupted, runs in bash.
     """
     (tmp_path / ".plainsong-token").write_text("token\n")
     for name in set(os.environ) - set(clean_environ()):

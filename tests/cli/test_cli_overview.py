@@ -119,14 +119,14 @@ def test_rows_are_set_aside_after_confirmation_and_peek_shows_it(
     shown = [(str(each.id), each.state, each.detail) for each in client.admin.messages("a")]
     assert shown == [(first, "set-aside", f"2 rows up to {second}"), (third, "plain", "")]
     assert "set-aside" in cli("peek", "a", code=0).out
-    passed = "a: 2 damaged rows were skipped, which an operator has set aside"
+    passed = "a: skipped 2 damaged rows that an operator has set aside"
     assert passed in cli("poll", "a", code=0).err
     cli("tail", "a", "--from", "oldest", "--limit", "1", code=0)
     assert passed in caplog.messages  # a warning, which goes to standard error
     cli("topic", "set-aside", "a", first, second, "--yes", code=4)
 
 
-def test_events_print_what_is_new_what_has_changed_and_what_is_over():
+def test_events_print_what_appears_changes_and_ends():
     changes = Changes()
 
     def said(kind: str, data: object) -> list[str]:

@@ -107,7 +107,7 @@ def test_nothing_is_skipped_and_repeats_occur_only_where_something_was_killed(sc
     for kill in range(KILLS):
         play.start()
         play.reached(MESSAGES * (kill + 1) // (KILLS + 2))
-        time.sleep(chance.random() / 50)  # at any point of a turn
+        time.sleep(chance.random() / 50)  # at any point of the command's loop
         if kill == 2:
             play.kill_daemon()
             play.reached(min(len(play.ids), len(set(play.happened())) + 2))
@@ -116,7 +116,9 @@ def test_nothing_is_skipped_and_repeats_occur_only_where_something_was_killed(sc
     assert play.process.wait(PATIENCE_S) == 0
     happened = play.happened()
     assert [message_id for message_id, _ in groupby(happened)] == play.ids
-    assert len(happened) - len(play.ids) <= KILLS  # the daemon's kills repeat nothing, because the command kept running
+    assert (
+        len(happened) - len(play.ids) <= KILLS
+    )  # killing the daemon repeats nothing, because the command kept running
 
 
 def test_dead_letters_are_stored_once_although_everything_is_killed(scene):

@@ -156,7 +156,7 @@ def test_the_next_url_is_tried_at_once_when_one_cannot_be_reached():
     assert not simulation.pauses
 
 
-def test_a_stopping_daemon_is_left():
+def test_a_call_refused_by_a_stopping_daemon_is_sent_to_the_next_url():
     simulation = Simulation([problem(503, "shutting_down"), RECEIPT])
     outcome_of(simulation, publish(), url=["http://one", "http://two"])
     assert [send.url for send in simulation.sent] == ["http://one", "http://two"]
@@ -176,7 +176,7 @@ def test_a_client_does_not_wait_for_missing_transactions():
     assert len(simulation.sent) == 1
 
 
-def test_a_page_of_a_proxy_is_reported_as_one():
+def test_an_error_page_of_a_proxy_is_reported_as_one():
     error = outcome_of(Simulation([Answer(502, {"content-type": "text/html"}, b"<html>bad gateway")]), publish())
     assert isinstance(error, UnexpectedAnswer)
     assert "bad gateway" in error.detail

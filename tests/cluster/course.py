@@ -93,7 +93,7 @@ async def run(
     quiet_s: float = QUIET_S,
     restless: bool = False,
 ) -> Report:
-    """Make one fault after another, with ``between`` acknowledgements before and after each; then check the history.
+    """Cause one fault after another, with ``between`` acknowledgements before and after each; then check the history.
 
     Args:
       plain: True for a run without transactions.

@@ -206,7 +206,7 @@ def test_a_publish_without_winners_publishes_nothing_forever():
     topic.refuses(errors.AlreadyPublished, topic.keep(P, b"b"))
 
 
-def test_stored_messages_count_for_the_size_of_the_topic():
+def test_stored_messages_count_towards_the_size_of_the_topic():
     topic = Topic(TopicProperties(max_bytes=250))
     topic.keep(P, b"x" * 150)
     topic.refuses(errors.TopicFull, topic.plain(b"y" * 150))
@@ -328,7 +328,7 @@ def test_after_a_checkpoint_a_transaction_that_wrote_into_an_earlier_generation_
     assert isinstance(topic.ask(other), PublishResponse)
 
 
-def test_a_generation_that_an_open_transaction_wrote_into_is_kept_until_that_is_decided():
+def test_a_generation_that_an_open_transaction_wrote_to_is_kept_until_it_is_decided():
     topic = Topic()
     topic.standings[P] = "in_progress"
     topic.keep(P, b"x")
@@ -495,7 +495,7 @@ def test_messages_published_after_a_rolled_back_part_are_a_run_of_their_own():
     assert not any(each.first <= gone <= each.last for each in runs_of(topic))
 
 
-def test_a_damaged_pointer_row_stops_publishes_and_nothing_else():
+def test_a_damaged_pointer_row_stops_publishes_but_nothing_else():
     topic = Topic()
     topic.plain(b"x")
     topic.core.state.pending[P] = Pending.of_damaged(P, NOW_MS)
@@ -544,7 +544,7 @@ def test_the_wire_form_of_a_batch_is_cut_where_each_of_its_messages_begins(messa
     assert batch.items == wanted
 
 
-def test_rolling_back_an_old_pointer_without_rows_keeps_nothing():
+def test_rolling_back_an_old_pointer_without_rows_stores_nothing():
     topic = Topic(max_lifetime_ms=1000)
     topic.ask(RollBackPointer(1))
     assert not topic.core.state.pending

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster from the installed package: a master and two workers that bear two host names."""
+"""A standalone Spark cluster from the installed package: a master and two workers with different host names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _START_S = 240.0
 
 
 class Cluster:
-    """``with`` it: two workers of one core each that run one executor of 512 MiB each.
+    """Runs during a ``with`` block: two workers with one core each, each running one executor of 512 MiB.
 
     ``url`` is for ``master()``. Drivers should set ``spark.executor.memory`` to 512m.
     """
@@ -74,7 +74,7 @@ class Cluster:
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
         }
-        environ.pop("SPARK_LOCAL_IP")  # it would give both workers one name
+        environ.pop("SPARK_LOCAL_IP")  # it would give both workers the same name
         process = subprocess.Popen(
             [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}", *arguments],
             cwd=self.folder,

@@ -1,4 +1,4 @@
-"""Messages that expire before a stream has read them: when a loss is reported, when not, and with which text."""
+"""Messages that expire before a stream has read them: when a loss is reported, when it is not, and its text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def follow(tables):
         reader.stop()
 
 
-def test_expiry_unread_stops_a_stream_unless_it_may_lose_data(tables, follow):
+def test_messages_that_expire_unread_stop_a_stream_unless_it_may_lose_data(tables, follow):
     topic = tables.create("stream-expiry")
     tables.publish(topic, "read")
     reader = follow(topic)
@@ -48,15 +48,15 @@ def test_expiry_unread_stops_a_stream_unless_it_may_lose_data(tables, follow):
     assert batches(follow(topic, failOnDataLoss="false"), start)[0] == [[b"new"]]
 
 
-def test_a_stream_that_kept_looking_knows_that_nothing_was_lost(tables, follow):
-    topic = tables.create("stream-quiet", ttl=10)  # far more than what is to happen within it takes
+def test_a_stream_that_kept_polling_reports_no_loss(tables, follow):
+    topic = tables.create("stream-quiet", ttl=10)  # far longer than the first read takes
     tables.publish(topic, "read")
     reader = follow(topic)
     start = reader.latestOffset(reader.initialOffset(), ALL)
     read = tables.rows(topic, "message_id")[-1]["message_id"]
     wait_until_later_than(int.from_bytes(read[:8], "big") + 10_100)
     assert reader.latestOffset(start, ALL) is start
-    assert follow(topic).latestOffset(start, ALL) == start  # nothing was published since, after a restart too
+    assert follow(topic).latestOffset(start, ALL) == start  # even after a restart: nothing was published since
     tables.publish(topic, "new")
     assert batches(reader, start)[0] == [[b"new"]]
 
@@ -71,7 +71,7 @@ def test_a_query_that_ran_over_a_quiet_topic_continues_after_any_restart_and_run
     available_now.prepareForTriggerAvailableNow()
     assert available_now.latestOffset(start, ALL) == start
     tables.publish(topic, "new")
-    end = follow(topic).latestOffset(start, ALL)  # stopped just now, and started
+    end = follow(topic).latestOffset(start, ALL)  # restarted just now
     for _ in range(2):  # the second time after a crash
         again = follow(topic)
         assert payloads(again, again.partitions(start, end)) == [b"new"]
@@ -154,7 +154,7 @@ def test_a_recreated_topic_stops_a_stream_unless_it_may_lose_data(tables, follow
     assert end["topics"]["demo:stream-again"]["gen"] == 2
 
 
-def test_a_deleted_topic_of_a_pattern_is_not_skipped_in_silence(tables, follow):
+def test_a_deleted_topic_of_a_pattern_is_not_skipped_silently(tables, follow):
     for topic in ("gone-a", "gone-b"):
         tables.publish(tables.create(topic), topic)
     pattern = {"subscribePattern": "gone-."}
@@ -179,5 +179,5 @@ def test_rows_set_aside_by_an_operator_are_skipped_with_a_warning(tables, follow
     tables.ask("POST", f"{READ}/{topic}/set-aside", {"from": ids[1], "to": ids[2]})
     assert batches(reader, start)[0] == [[b"first", b"last"]]
     assert tables.read(topic) == [b"first", b"last"]
-    said = f"2 damaged rows of topic {NAMESPACE}:{topic} were skipped, which an operator has set aside"
+    said = f"skipped 2 damaged rows of topic {NAMESPACE}:{topic} that an operator has set aside"
     assert {record.getMessage() for record in caplog.records if record.name == "pyspark_plainsong"} == {said}

@@ -160,7 +160,7 @@ def kill_a_publisher(directory: Path, acknowledgements: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("acknowledgements", [1, 60, 400])
-async def test_acknowledged_commits_survive_sigkill_and_no_commit_is_half(tmp_path, acknowledgements):
+async def test_acknowledged_commits_survive_sigkill_and_no_commit_is_partial(tmp_path, acknowledgements):
     acknowledged = kill_a_publisher(tmp_path / "data", acknowledgements)
     async with await LevelDBStore.open(tmp_path / "data") as store:
         for table in (METADATA, MESSAGE, PAYLOAD):
@@ -186,7 +186,7 @@ async def test_commits_that_wait_are_joined_into_one_batch_in_their_order(store)
     assert len(await everything(store, METADATA)) == 30
 
 
-async def test_commits_that_begin_commits_leave_the_event_loop_its_turns(store):
+async def test_commits_that_begin_commits_do_not_starve_the_event_loop(store):
     left = 200
     turns = 0
 
@@ -213,7 +213,7 @@ def _until_written(store, groups=1):
 
 
 async def test_a_commit_is_completed_before_any_task_that_wakes_with_it_runs(store):
-    for _ in range(20):  # trio runs the tasks of a turn in any order
+    for _ in range(20):  # trio runs the tasks that are ready in any order
         ours, theirs = socket.socketpair()
         order = []
 
@@ -278,7 +278,7 @@ async def test_a_group_is_bounded_in_bytes(store):
     assert len(spy.batches) == 7
 
 
-async def test_a_commit_with_expectations_sees_those_before_it_and_goes_alone(store):
+async def test_a_commit_with_expectations_sees_those_before_it_and_is_written_alone(store):
     spy = Spy(store)
     claim = await store.claim(NAME)
     spy.hold = threading.Event()
@@ -304,7 +304,7 @@ async def test_a_commit_with_expectations_sees_those_before_it_and_goes_alone(st
     assert await store.get(METADATA, b"other") == b""
 
 
-async def test_when_a_group_fails_each_of_its_commits_gets_an_exception_of_its_own(store):
+async def test_when_a_group_fails_each_of_its_commits_gets_its_own_exception(store):
     spy = Spy(store)
     claim = await store.claim(NAME)
     spy.hold = threading.Event()
@@ -372,7 +372,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(("runs", "least", "most"), [(0, 0, 0), (3, 3, 3), (10**9, 10, 100)])
-def test_a_scan_gives_way_to_an_event_loop_at_work_and_continues_if_it_never_sleeps(
+def test_a_scan_gives_way_to_a_busy_event_loop_and_continues_if_it_never_sleeps(
     tmp_path, monkeypatch, runs, least, most
 ) -> None:
     options, clock, asked = LevelDBOptions(), Clock(), iter(range(runs))

@@ -60,8 +60,8 @@ def test_every_acknowledged_commit_was_synced_by_a_call_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["18", "18..24", "20+9"])
-async def test_after_a_sync_that_fails_the_store_opens_again_and_has_all_that_was_acknowledged(tmp_path, when):
-    # The first fourteen calls belong to the opening; the eighteenth is a commit's. Reopening may hit the next fault.
+async def test_after_a_sync_that_fails_the_store_opens_again_and_has_everything_acknowledged(tmp_path, when):
+    # The first fourteen calls open the store; the eighteenth belongs to a commit. Reopening may hit the next fault.
     said, _ = traced(tmp_path / "data", "-e", f"inject=fdatasync:error=EIO:when={when}")
     acknowledged = {int(line.split()[1]) for line in said if line.startswith("acknowledged")}
     unknown = {int(line.split()[1]) for line in said if line.startswith("unknown")}

@@ -23,7 +23,7 @@ MAX_BUCKETS = 4 * SLICES
 #: Bytes of a row in addition to its value and the topic's prefix: the position.
 ROW_BYTES = 10
 _LAST_SEQUENCE_ID = SEQUENCES_PER_MS - 1
-#: The end of a bound directly after the message at its position, for a message of the message table.
+#: The last bytes of a bound directly after a message of the message table; the first ones are the message's position.
 _BEHIND_ITS_MESSAGE = (1).to_bytes(len(NO_PAYLOAD_PART), "big")
 
 

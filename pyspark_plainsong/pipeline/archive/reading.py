@@ -23,7 +23,7 @@ SCHEMA = (
 )
 COLUMNS = [each.split()[0] for each in SCHEMA.split(", ")]
 CHECKSUM = "checksum"
-#: After every id.
+#: An exclusive bound after every id.
 LAST = b"\xff" * 20
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.files import Files
 
 VERSION = 1
-#: Characters of a topic's name in a producer's name, which has at most 255 bytes.
+#: How many characters of the topic's name a producer's name includes. A producer's name has at most 255 bytes.
 TOPIC_CHARS = 60
 
 
@@ -95,7 +95,7 @@ class Plan:
         return self.done >= len(self.chunks)
 
     def bounds(self, number: int) -> tuple[str, str]:
-        """Return the keys of a chunk, ``start <= key < end``; an empty end is no bound."""
+        """Return the keys of a chunk, ``start <= key < end``; an empty end means no bound."""
         last = number + 1 == len(self.chunks)
         return self.chunks[number].start, self.end if last else self.chunks[number + 1].start
 

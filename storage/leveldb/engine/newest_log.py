@@ -1,10 +1,10 @@
 """The log that LevelDB appends to: extended ahead of commits, and synced early.
 
 **Extended.** LevelDB appends each commit to its log and syncs it. If that makes the file longer, the file system also
-writes its journal and has the disk empty its cache twice: on ext4 a commit of 200 bytes costs 34 sectors, compared with
+writes its journal and flushes the disk's cache twice: on ext4 a commit of 200 bytes costs 34 sectors, compared with
 11 if the file was long enough. LevelDB writes at an offset that it counts itself, whatever the file's length, and its
 reader skips zeros. ``torn_end`` deals with the consequence for a commit that a power cut has torn. Only the length is
-changed (``ftruncate``), which takes no blocks; ``fallocate`` gained no more. If the file system refuses, commits are
+changed (``ftruncate``), which takes no blocks; ``fallocate`` was no faster. If the file system refuses, commits are
 only slower.
 
 **Zeros ahead.** A commit that reaches a new block of the file still costs a journal write for that block, and small
@@ -12,7 +12,7 @@ commits reach one every few kilobytes. So zeros are written ahead of small commi
 of the time. They take blocks, but only ``ZEROS_BYTES`` of the newest log. They are written only after the last record,
 over a range that was read as zeros.
 
-**Early.** A synced write of LevelDB hands the data to the disk and waits, then has the disk empty its cache and waits
+**Early.** A synced write of LevelDB hands the data to the disk and waits, then flushes the disk's cache and waits
 again. A caller that has other work writes without a sync, starts the disk (``begin_sync``), works, and only then waits
 (``finish_sync``): work of 25 µs during a sync of 88 µs is free. The descriptor is our own, and LevelDB switches to
 another log at any time. So the record's header is read back each time; if it is not in its place, all logs of the
@@ -145,7 +145,7 @@ class NewestLog:
 
     @staticmethod
     def finish_sync(syncing: Syncing) -> None:
-        """Wait until it is durable. Do not release the log in between. Raises OSError: it may not be durable."""
+        """Wait until the batch is durable. Do not let go of the log in between. Raises OSError: it may not be durable."""
         try:
             for descriptor in syncing.descriptors:
                 os.fdatasync(descriptor)
