@@ -115,7 +115,7 @@ MAX_TOPICS = 10_000
 
 
 class _Pause(NamedTuple):
-    """How often in a row the topic was lost, when last, and the end of the pause; times are trio's, in seconds."""
+    """Consecutive losses of a topic, the time of the last one, and the end of the pause, in seconds of trio's clock."""
 
     times: int
     since_s: float

@@ -76,9 +76,9 @@ BASE_PAUSE_S = 30.0
 LOOK_EVERY_S = 10.0
 #: How long to begin no segment once another process tries to take over, so that its seal comes first at some number.
 YIELD_S = 2.0
-#: How often the place in the log is noted in the directory. A start reads the log from there.
+#: How often the place in the log is recorded in the directory. A start reads the log from there.
 NOTE_EVERY_S = 5.0
-#: At the end, how often it is looked whether the last batch is complete.
+#: During a clean end, how often to check if the last batch is complete.
 FINISHING_S = 0.1
 #: A view for a base expires this long after its last use.
 VIEW_S = 300.0
@@ -338,7 +338,7 @@ class SecondCopy:
 
     @property
     def record(self) -> Record:
-        """What the directory notes."""
+        """The record of the copy in the directory."""
         return self._record
 
     @property

@@ -135,11 +135,11 @@ class Standby:
         self._registration = Registration(secrets.token_hex(4), 0, holder)
         self._registered_s = -1e9
         self._place = ROOT
-        #: What the store's row about its place says.
+        #: The place in the store's own row.
         self._noted = ROOT
         self._time_ms = 0
         self._mode = 0
-        #: By how much the primary's clock is ahead of ours, as far as segments show: at least.
+        #: A lower bound, from the segments, of how far the primary's clock is ahead of ours.
         self._ahead_ms = 0
         #: How many objects of the log are read at once: one at its end, more while there are more.
         self._width = 1
@@ -332,7 +332,7 @@ class Standby:
                     self._tidied_s = self._clock()
                     await store.tidy()
             except StoreError as error:
-                # Of the object store, or of the disk. Applying segments again changes nothing.
+                # From the object store or the disk. Applying segments again changes nothing.
                 self._failed(error.detail)
                 await self._pause(PAUSE_S)
                 await self._continue(store)

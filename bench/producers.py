@@ -63,7 +63,7 @@ def measure_producers(profile: Profile, scratch: Path, say: Callable[[str], None
 
 
 def _compared_with_plain(ours: Daemon, profile: Profile, messages: int, manner: dict[str, Any]) -> dict[str, Spread]:
-    """Return the rate of such requests, and its ratios."""
+    """Return the rate of requests of this kind, and its ratios."""
     firsts = count(FIRST_ID, _APART)
 
     def rate(topic: str, **how: Any) -> float:

@@ -451,7 +451,7 @@ class Methods(Protocol):
 
 
 class ThriftWarnings:
-    """What a server's connections log about their clients, each line once a minute at most."""
+    """Log lines of a server's connections about their clients, each at most once a minute."""
 
     def __init__(self) -> None:
         self.invalid = CountedWarning("a Thrift connection sent an invalid call")

@@ -58,7 +58,7 @@ def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any,
         return call.read(answer), None
     except (MalformedBody, BrokenFrames, ValueError, KeyError, TypeError) as broken:
         lost = UnexpectedAnswer(
-            f"{url}: the answer cannot be read: {broken!r}", hint="does the daemon have another version?"
+            f"{url}: the answer cannot be read: {broken!r}", hint="does the daemon run a different version?"
         )
         lost.__cause__ = broken
         # The status was a success, so the request took effect.

@@ -58,7 +58,7 @@ def check_schema(asked: StructType) -> StructType:
     """Check a user's schema, which may have any of the columns in any order, and return it.
 
     Raises:
-      BadSchema: a column is unknown, duplicate, of another type, or declared not null although it may be null.
+      BadSchema: a column is unknown, duplicate, of the wrong type, or declared not null although it may be null.
     """
     seen: set[str] = set()
     for field in asked.fields:
@@ -130,7 +130,7 @@ class WriteColumns:
         """Find the columns by name, in any order and case.
 
         Raises:
-          ValueError: payload is missing, or a column is duplicate, of another type, or cannot be written.
+          ValueError: payload is missing, or a column is duplicate, of the wrong type, or cannot be written.
         """
         found: dict[str, int] = {}
         for index, field in enumerate(schema.fields):

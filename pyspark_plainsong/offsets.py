@@ -54,7 +54,7 @@ def from_offset(namespace: str, offset: Mapping[str, Any]) -> dict[str, Position
     """Convert an offset of ``to_offset`` back to positions by topic.
 
     Raises:
-      ValueError: the offset has another version or another namespace.
+      ValueError: the offset has an unknown version or another namespace.
     """
     if offset.get("v") != VERSION:
         raise ValueError(f"the checkpoint has an offset of version {offset.get('v')}, this package reads {VERSION}")

@@ -111,7 +111,7 @@ def test_settings_named_in_documents_exist(name: str):
 
 
 @every_document
-def test_error_codes_beside_a_status_exist(name: str):
+def test_error_codes_next_to_a_status_exist(name: str):
     for code in re.findall(r"\b[45]\d\d `([a-z_]+)`", DOCUMENTS[name]):
         assert code in BY_CODE, code
 

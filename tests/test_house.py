@@ -38,21 +38,21 @@ def test_imports_keep_to_the_layers_and_libraries_to_their_homes():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_client_for_threads_is_what_the_script_makes_of_the_one_for_event_loops():
+def test_the_client_for_threads_is_generated_from_the_one_for_event_loops():
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/unasync.py", "--check"], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_manual_pages_and_completions_are_what_the_verbs_say():
+def test_the_manual_pages_and_completions_match_the_verbs():
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/manpages.py", "--check"], check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_api_reference_is_what_the_code_says():
+def test_the_api_reference_matches_the_code():
     pytest.importorskip("griffe", reason="NOT TESTED: griffelib is not installed here")
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/reference.py", "--check"], capture_output=True, text=True, check=False
@@ -145,7 +145,7 @@ def test_lock_files_name_hashes_and_no_host():
         assert not re.search(r"^\s*(-i|-f|--index|--extra-index|--find-links|--trusted)", text, re.MULTILINE), lock.name
 
 
-def test_lock_files_hold_what_the_project_asks_for():
+def test_lock_files_satisfy_the_projects_requirements():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = {
         "requirements.lock": project["project"]["dependencies"] + project["dependency-groups"]["run"],
@@ -167,7 +167,7 @@ def test_all_lock_files_agree():
     assert not {name: found for name, found in versions.items() if len(found) > 1}
 
 
-def test_the_audit_names_what_is_vulnerable_and_what_it_could_not_look_up():
+def test_the_audit_names_vulnerable_packages_and_those_that_it_could_not_look_up():
     well = {"name": "trio", "version": "0.35.0", "vulns": []}
     known = {"id": "PYSEC-1", "fix_versions": ["2.1", "3.0"], "aliases": []}
     ill = {"name": "lib", "version": "2.0", "vulns": [known, {"id": "PYSEC-2", "fix_versions": []}]}

@@ -76,7 +76,7 @@ def test_the_ledger_has_the_ten_promises_in_the_words_of_the_readme():
 
 
 @each_promise
-def test_a_promise_has_all_its_parts_a_test_and_what_is_not_covered(number: int):
+def test_a_promise_has_all_its_parts_a_test_and_its_gaps(number: int):
     found = LEDGER[number][1]
     assert tuple(found) == LABELS
     assert named_tests(found["Tests"])

@@ -92,7 +92,7 @@ def looked_at_twice(tmp_path, *rings_: Ring) -> int:
     return judge(runner.ended, rings_)
 
 
-def test_a_test_that_fails_among_others_and_passes_alone_is_unstable_and_no_failure(tree, tmp_path, capsys):
+def test_a_test_that_fails_among_others_and_passes_alone_is_unstable_and_not_a_failure(tree, tmp_path, capsys):
     assert looked_at_twice(tmp_path, Ring("test_note.py", 1, 1)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "2 passed, 0 failed, 0 skipped"
@@ -175,7 +175,7 @@ def test_the_number_of_concurrent_rings_is_bounded(tree, tmp_path, monkeypatch):
     assert (tmp_path / "log").read_text().startswith("begun ended")
 
 
-def test_the_idle_time_of_cores_is_what_the_system_says_of_each():
+def test_the_idle_time_of_cores_is_what_the_system_reports_for_each():
     each_s = [cores_idle_s({core}) for core in range(os.cpu_count() or 1)]
     assert all(idle_s > 0.0 for idle_s in each_s)
     # If no core was idle in between, both times are equal except for rounding.

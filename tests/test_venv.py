@@ -42,7 +42,7 @@ def interpreter(tree: Path, *without: str) -> str:
     return str(path)
 
 
-def test_no_python_is_one_error_and_what_to_install(tree):
+def test_a_missing_python_is_one_error_that_names_what_to_install(tree):
     code, out, error = venv(tree, "run", "/nowhere/python3")
     assert (code, out) == (1, "")
     assert error.startswith("error: no Python 3.11 or later was found\nhint: install it")
@@ -55,7 +55,7 @@ def test_a_python_that_cannot_install_anything_says_which_package_is_missing(tre
     assert not (tree / ".venv").exists()
 
 
-def test_a_python_for_which_plyvel_is_compiled_says_what_that_needs_before_anything_is_made(tree):
+def test_a_python_for_which_plyvel_is_compiled_prints_the_requirements_before_anything_is_made(tree):
     path = tree / "python-later"
     path.write_text(f'#!/bin/bash\ncase "$*" in *"(3, 13)"*) exit 0;; esac\nexec {sys.executable} "$@"\n')
     path.chmod(0o755)

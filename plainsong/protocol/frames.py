@@ -31,7 +31,7 @@ _POINTER_AND_SIZE = struct.Struct(">qI")
 
 
 class BrokenFrames(ValueError):
-    """The body is truncated or has another format: an error of the answer, never the end of the topic."""
+    """The body is truncated or has the wrong format: an error of the answer, never the end of the topic."""
 
 
 class Frame(NamedTuple):

@@ -131,7 +131,7 @@ class LeftOut(NamedTuple):
 
     @classmethod
     def of(cls, table: RowTable, gap: Gap) -> LeftOut:
-        """Make it from a gap."""
+        """Make the range from a gap."""
         within = TABLES[table]
         last = last_before(within, gap.stop)
         size = len(topic_prefix(gap.start)) + _GENERATION_BYTES

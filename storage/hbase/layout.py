@@ -288,7 +288,7 @@ def _changed(rows: list[Row], prefix: bytes, columns: Mapping[bytes, bytes], sta
 
 
 def _ends(prefix: bytes, tails: bytes) -> tuple[bytes, bytes]:
-    """Return the first and last key in the name of such a cell."""
+    """Return the first and last key in the name of a cell."""
     return prefix + tails[: len(tails) // 2], prefix + tails[len(tails) // 2 :]
 
 

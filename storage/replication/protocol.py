@@ -256,7 +256,7 @@ def follow(place: Place, runs: frozenset[bytes] | None = None) -> Steps[Place]:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a primary that serves writes into its lease for standbys."""
+    """The fields for standbys that a serving primary writes into its lease."""
 
     period_ms: int
     """The time of the lease; 0: standbys take over by hand only."""
@@ -341,7 +341,7 @@ def _is_same(found: Lease, written: Lease) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OwnDirectory:
-    """What a directory knows of its log."""
+    """The state of a directory's log."""
 
     last: int
     """Its last commit."""

@@ -153,7 +153,7 @@ def base_before(bases: list[Base], to_commit: int | None, to_ms: int | None) -> 
 
 @dataclass(slots=True)
 class Checked:
-    """What a check of a copy found."""
+    """The result of checking a copy."""
 
     store: str
     bases: list[Base]

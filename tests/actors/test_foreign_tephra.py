@@ -114,7 +114,7 @@ async def test_pointer_states_follow_the_polled_state(foreign):
     assert 0 <= foreign.age_s < PATIENCE_S
 
 
-async def test_committed_readers_see_what_the_state_calls_decided(foreign):
+async def test_committed_readers_see_the_transactions_that_the_state_calls_decided(foreign):
     await foreign.refresh()
     view = foreign.view()
     assert [view.verdict(pointer) for pointer in (50, 99, 100, 300, 301)] == [

@@ -470,7 +470,7 @@ MISTAKES = [
         "        if False:\n",
     ),
 ]
-#: What code outside a copy of the protocol compares with.
+#: Names that code outside a copy of the protocol compares with.
 SHARED = ("Get", "Create", "Exchange", "Fetched", "Verdict", "TakeOverLost", "BucketWentBack")
 
 

@@ -195,7 +195,7 @@ async def test_a_deadline_ends_the_wait_of_the_receiver(autojump_clock):
     assert len(await receive_batch(mailbox, 10, 100, deadline_s=trio.current_time() - 1)) == 1
 
 
-def test_an_answer_is_given_as_it_was_prepared_and_another_one_is_converted_when_it_is_given():
+def test_a_prepared_answer_is_sent_unchanged_and_any_other_is_converted_when_it_is_sent():
     converted, given = [], []
 
     def convert(found):

@@ -109,7 +109,7 @@ async def test_after_the_second_page_of_a_walk_each_next_page_is_read_ahead():
         assert (await reader.page()).count == LIMIT
 
 
-async def test_of_a_whole_walk_the_last_page_alone_is_read_twice():
+async def test_a_whole_walk_reads_only_the_last_page_twice():
     async with reading() as (harness, ahead):
         reader = Reader(harness, ahead)
         # The last page ends at the topic's end and may soon change, so it is never served from the kept pages.
@@ -137,7 +137,7 @@ async def test_a_request_during_a_read_ahead_waits_for_it(limit, more_scans):
         assert [(page.count, page.last_id) for page in pages] == [(limit, ids[3 * limit - 1])]
 
 
-async def test_readers_that_follow_the_first_one_through_a_topic_find_what_was_read_ahead_for_it():
+async def test_readers_that_follow_the_first_one_through_a_topic_use_its_read_ahead():
     async with reading() as (harness, ahead):
 
         async def walk():

@@ -62,7 +62,7 @@ async def test_a_retry_at_an_owner_that_loaded_a_snapshot_is_a_duplicate_too():
 
 
 @pytest.mark.parametrize("ask", [GetProducer("p"), OpenProducer("p")], ids=["get", "open"])
-async def test_only_the_current_owner_reports_how_far_a_producer_came(ask):
+async def test_only_the_current_owner_reports_a_producers_progress(ask):
     async with instances("a", "b") as harnesses:
         await harnesses["a"].create()
         await send(harnesses["a"], 1)
@@ -127,7 +127,7 @@ async def test_a_session_opened_at_the_next_owner_fences_those_that_were_opened_
             await send(harnesses["b"], 1, producer_epoch=epoch)
 
 
-async def test_a_removed_producer_is_gone_for_the_next_owner():
+async def test_a_removed_producer_is_absent_at_the_next_owner():
     async with instances("a", "b") as harnesses:
         await harnesses["a"].create()
         await send(harnesses["a"], 1)

@@ -403,7 +403,7 @@ async def test_after_leaving_the_directory_starts_alone_and_its_copy_can_still_b
             pass
 
 
-async def test_a_new_base_removes_what_only_older_moments_need_and_never_a_seal(tmp_path, objects):
+async def test_a_new_base_removes_objects_that_only_older_moments_need_but_never_a_seal(tmp_path, objects):
     now = [1_000_000]
     settings = ReplicationConfig(interval_ms=10, segment_bytes=500, base_every_h=1, keep_s=0)
     for turn in range(4):

@@ -227,7 +227,7 @@ async def test_ids_and_decisions_survive_on_leveldb_although_the_clock_went_back
 # --- deadlines ---------------------------------------------------------------------------------------
 
 
-async def test_a_timeout_happens_by_itself_is_durable_and_wakes_waiters(autojump_clock, results):
+async def test_a_timeout_takes_effect_by_itself_is_durable_and_wakes_waiters(autojump_clock, results):
     async with serving() as harness:
         one = await harness.new(timeout_s=5)
         woken = results(harness.index.wait, one)

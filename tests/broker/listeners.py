@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from broker.security.guard import Guard
     from broker.security.peer import Peer
 
-#: Times that a stalled machine does not reach; a test of such a time sets its own.
+#: Time-outs too long to expire on a stalled machine; a test of a time-out sets its own.
 SETTINGS = HttpConfig(
     max_body_bytes=1 << 20, max_inflight_bytes=4 << 20, keep_alive_s=1000, header_timeout_s=1000, body_timeout_s=1000
 )

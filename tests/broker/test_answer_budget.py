@@ -222,7 +222,7 @@ async def test_freed_memory_goes_to_waiting_answers_in_their_order() -> None:
     assert budget.reserved_bytes == 40 * MIB
 
 
-async def test_a_request_that_waits_too_long_is_told_to_retry_and_holds_nothing() -> None:
+async def test_a_request_that_waits_too_long_gets_a_retry_hint_and_reserves_nothing() -> None:
     budget = filled(4 * MIB, 4 * MIB, patience_s=0.01)
     room = budget.room()
     with pytest.raises(Overloaded) as caught:

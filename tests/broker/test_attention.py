@@ -186,7 +186,7 @@ async def test_a_new_message_is_a_change_and_a_growing_age_is_not(served):
         assert event.value[0]["messages"] == 1
 
 
-async def test_a_client_that_reconnects_gets_only_what_changed_since(served):
+async def test_a_client_that_reconnects_gets_only_the_changes_since(served):
     query = "?topics=ns:t&kinds=transactions,attention,topics"
     async with following(served, query) as source:
         first, second, third = await take(source, 3)

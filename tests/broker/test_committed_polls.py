@@ -329,7 +329,7 @@ async def test_a_transaction_that_grows_and_commits_during_a_poll_is_shown_whole
     assert [message["payload"] for message in answer.json()] == (["first", "second"] if wait_ms else [])
 
 
-async def test_a_transaction_that_commits_between_the_query_and_the_view_is_shown_whole(daemon, monkeypatch):
+async def test_a_transaction_that_commits_between_the_query_and_the_view_is_shown_in_full(daemon, monkeypatch):
     await daemon.create()
     begun = await begin(daemon)
     await under(daemon, begun, "first")

@@ -83,7 +83,7 @@ async def test_a_refused_request_whose_body_is_malformed_too_has_one_whole_answe
 
 
 @BOTH_WAYS
-async def test_chunks_with_extensions_and_trailers_are_read_however_they_are_cut(hot: bool) -> None:
+async def test_chunks_with_extensions_and_trailers_are_read_however_they_are_split(hot: bool) -> None:
     chunks = b"3;a=b\r\nabc\r\n1 \r\nd\r\n0\r\nTrailer: 1\r\nOther: 2\r\n\r\n"
     async with running(hot=hot) as listener, await listener.connect() as stream:
         reader = Reader(stream)

@@ -125,7 +125,7 @@ async def test_an_answer_whose_reader_leaves_makes_room_for_the_next(when: str) 
     assert turns.made < 10_000
 
 
-async def test_a_large_body_is_freed_as_it_is_sent_and_a_small_one_is_whole() -> None:
+async def test_a_large_body_is_freed_while_it_is_sent_and_a_small_one_is_joined() -> None:
     assert body_of([b"a", b"b"]) == b"ab"
     body = body_of([bytes(JOINED_BYTES), b"b"])
     assert isinstance(body, BodyPieces)

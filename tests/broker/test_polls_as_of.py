@@ -120,7 +120,7 @@ async def test_a_moment_is_read_page_by_page_to_its_end():
         assert answer.headers["plainsong-end"] == "end"
 
 
-async def test_an_answer_of_version_1_of_any_length_is_as_of_the_moment_too():
+async def test_an_answer_of_version_1_of_any_length_is_read_as_of_the_moment_too():
     async with in_process(poll__max_messages=2) as daemon:
         await history(daemon)
         path = f"{TOPICS}/t/poll?as_of_ms={START_MS + 6_000}"

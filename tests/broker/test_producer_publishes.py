@@ -96,7 +96,7 @@ async def test_a_straddling_request_is_trimmed_and_reports_which_were_stored(dae
     assert await payloads(daemon) == ["m5", "m6", "m7", "m8"]
 
 
-async def test_a_straddling_atomic_request_is_refused_whole(daemon):
+async def test_a_straddling_atomic_request_is_refused_as_a_whole(daemon):
     await daemon.create()
     await send(daemon, [5])
     await send(daemon, [4, 5, 6], atomic=True, status=409, code="partial_duplicate")

@@ -224,7 +224,7 @@ async def test_an_error_of_a_handler_is_a_problem_and_a_bug_reveals_nothing():
 
 
 @pytest.mark.parametrize("size", [1000, GATHERED_BYTES - 1000])
-async def test_a_body_in_pieces_is_whole_and_counted_as_it_arrives(size, monkeypatch):
+async def test_a_body_in_pieces_is_complete_and_counted_as_it_arrives(size, monkeypatch):
     monkeypatch.setattr(
         reactor_module, "GATHER_S", PATIENCE_S
     )  # the task takes a body over if its pieces are far apart

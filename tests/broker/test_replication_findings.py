@@ -62,7 +62,7 @@ def test_a_copy_that_is_well_needs_nothing():
         ({}, "warning", "cannot be written: away"),
     ],
 )
-def test_what_an_operator_should_look_at_is_one_finding_with_the_reason(changed, severity, words):
+def test_each_problem_for_an_operator_is_one_finding_with_the_reason(changed, severity, words):
     error = "" if "base_ms" in changed else "away"
     ((found, text),) = findings(error=error, **changed)
     assert found == severity

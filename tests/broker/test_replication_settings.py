@@ -83,7 +83,7 @@ def test_credentials_in_the_place_are_refused_and_not_quoted():
 
 
 @pytest.mark.parametrize("open_", [open_objects, open_for_backups])
-def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, open_):
+def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch, open_):
     monkeypatch.delitem(sys.modules, "storage.replication.object_store", raising=False)
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(StoreUnusable, match=r"plainsong-server\[replication\]"):

@@ -143,7 +143,7 @@ async def test_a_body_that_trickles_is_refused_and_never_handled(hot: bool) -> N
 
 
 @BOTH_WAYS
-async def test_a_head_that_trickles_is_cut(hot: bool) -> None:
+async def test_a_connection_whose_head_trickles_is_closed(hot: bool) -> None:
     async with running(hot=hot, header_timeout_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(b"POST /v1/namespaces/ns")
         assert await Reader(stream).at_end()
@@ -189,7 +189,7 @@ async def test_an_idle_connection_is_closed_after_its_time(hot: bool, mock_clock
 
 
 @BOTH_WAYS
-async def test_a_reader_that_stops_reading_is_cut(hot: bool) -> None:
+async def test_a_reader_that_stops_reading_is_disconnected(hot: bool) -> None:
     async with running(hot=hot, send_timeout_s=0.1) as listener, await listener.connect() as stream:
         await stream.send_all(post("endless/rollback"))
         with trio.fail_after(PATIENCE_S):
@@ -197,7 +197,7 @@ async def test_a_reader_that_stops_reading_is_cut(hot: bool) -> None:
 
 
 @BOTH_WAYS
-async def test_a_reader_that_trickles_is_cut(hot: bool) -> None:
+async def test_a_reader_that_trickles_is_disconnected(hot: bool) -> None:
     settings = {"send_timeout_s": 0.3, "body_min_bytes_per_s": 1 << 30}
     async with running(hot=hot, **settings) as listener, await listener.connect() as stream:
         await stream.send_all(post("endless/rollback"))

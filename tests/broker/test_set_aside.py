@@ -123,7 +123,7 @@ async def test_a_range_set_aside_is_one_entry_among_messages_and_a_header_of_pag
     assert answer.headers["plainsong-set-aside"] == "2"
 
 
-async def test_a_poll_that_waits_reports_what_it_skipped_before_it_waited(daemon, autojump_clock):
+async def test_a_poll_that_waits_reports_messages_skipped_before_the_wait(daemon, autojump_clock):
     await daemon.create()
     ids = await published(daemon, "a", "b")
     await daemon.call("POST", ROUTE, json={"from": ids[1], "to": ids[1]})

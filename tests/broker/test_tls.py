@@ -78,7 +78,7 @@ async def test_requests_are_answered_one_after_the_other_and_when_they_arrive_to
 
 @BOTH_WAYS
 @pytest.mark.parametrize("size", [0, 1, 16_383, 16_384, 16_385, 65_535, 65_536, 131_072, 262_145, 1 << 20])
-async def test_bodies_of_any_size_are_received_and_sent_whole(authority, hot, size):
+async def test_bodies_of_any_size_are_received_and_sent_in_full(authority, hot, size):
     body = random.Random(size).randbytes(size)
     async with (
         running(hot=hot, tls=secured(authority)) as listener,

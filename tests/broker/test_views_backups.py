@@ -30,7 +30,7 @@ async def objects_of(daemon, begun, topic="ns:t"):
     return answer.json()
 
 
-async def test_a_cut_contains_exactly_what_was_published_before_it(daemon):
+async def test_a_cut_contains_exactly_the_messages_published_before_it(daemon):
     await daemon.create()
     _, last = await daemon.publish("before")
     begun = await begin(daemon)

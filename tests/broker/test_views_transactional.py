@@ -279,7 +279,7 @@ async def many(harness, **body):
     return (await harness.daemon.call("POST", MANY, json=body)).json()["topics"]
 
 
-async def test_a_committed_poll_of_many_topics_reports_what_holds_each():
+async def test_a_committed_poll_of_many_topics_reports_the_transaction_that_holds_each():
     async with transacting() as harness:
         await harness.daemon.create("u")
         one = await harness.begin()
@@ -324,7 +324,7 @@ async def test_a_wait_for_many_ends_with_a_decision_or_a_message(how, nursery):
         assert (got["t"], got["u"]) == wanted
 
 
-async def test_a_given_snapshot_hides_what_was_committed_since():
+async def test_a_given_snapshot_hides_later_commits():
     async with transacting() as harness:
         pointers = {name: one["writePointer"] for name, one in (await everything(harness)).items()}
         view = Transaction(max(pointers.values()), 1, 1, (pointers["invalid"],), (pointers["done"],))

@@ -35,7 +35,7 @@ def filled(tmp_path: Path) -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize("name", ["defs.toml", "defs.json"])
-def test_what_one_daemon_exports_another_imports_and_exports_again(alone, filled, tmp_path, name):
+def test_an_export_of_one_daemon_is_imported_by_another_and_exported_again(alone, filled, tmp_path, name):
     first, second = tmp_path / name, tmp_path / f"again-{name}"
     alone("definitions", "export", str(first), "--url", url_of(filled), code=0)
     with Daemon(tmp_path / "target") as target:

@@ -86,7 +86,7 @@ def test_a_missing_directory_is_judged_by_its_parent(tmp_path):
         ("", "ok", "and a power cut"),
     ],
 )
-def test_what_a_message_survives_is_one_sentence(store, trust, says):
+def test_the_failures_that_a_message_survives_are_described_in_one_sentence(store, trust, says):
     sentence = machine.survives(store, trust, Path("/srv"))
     assert says in sentence
     assert sentence.count(". ") == 0

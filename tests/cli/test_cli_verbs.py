@@ -120,7 +120,7 @@ def namespace(cli):
     return os.environ["PLAINSONG_NAMESPACE"]
 
 
-def test_an_import_makes_the_topics_what_the_file_says(cli, home, namespace):
+def test_an_import_makes_the_topics_match_the_file(cli, home, namespace):
     file = home / "topics.toml"
     file.write_text(f'[topics.orders]\nttl = "30d"\n[topics.audit]\nttl = "1h"\n[topics."{namespace}_2:till"]\n')
     cli("topic", "create", "audit", "ttl=1h")

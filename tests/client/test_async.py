@@ -122,7 +122,7 @@ async def test_a_cancelled_block_gives_up_its_messages_at_once(caplog: pytest.Lo
 
 
 @on_both_loops
-async def test_lost_answers_are_unknown_and_deadlines_say_what_happened(shared_address: tuple[str, int], topic: str):
+async def test_lost_answers_are_unknown_and_deadlines_report_the_outcome(shared_address: tuple[str, int], topic: str):
     with Proxy(shared_address) as proxy:
         async with AsyncClient(proxy.url) as client:
             proxy.then = ["lose"]

@@ -235,7 +235,7 @@ def test_one_client_serves_many_threads(client: Client, topic: str):
         assert [int(k) for who, k in found if int(who) == n] == list(range(10))
 
 
-def test_closing_a_client_reports_what_its_publishers_could_not_send():
+def test_closing_a_client_reports_the_messages_that_its_publishers_could_not_send():
     only_threads("publishers of tasks end with their own blocks")
     client = Client("http://127.0.0.1:1")
     client.publisher("t", exit_timeout_s=0.05).send(b"x")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("both_clients")
 TOPICS = calls.list_topics("default")
 
 
-def test_a_refused_first_connection_raises_within_a_second_and_names_what_is_not_running():
+def test_a_refused_first_connection_raises_within_a_second_and_names_the_missing_daemon():
     world = Simulation(lambda _: NO_DAEMON)
     with pytest.raises(ConnectFailed) as caught:
         world.run(world.channel(reached=False).call, TOPICS)

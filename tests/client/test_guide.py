@@ -69,7 +69,7 @@ def test_the_guide_has_an_example_of_each_kind():
     assert all(any(mark in example for example in EXAMPLES) for mark in SAYS)
 
 
-def test_tables_and_text_name_only_what_is_there():
+def test_tables_and_text_name_only_what_exists():
     import plainsong.errors
 
     for name in re.findall(

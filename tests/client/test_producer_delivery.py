@@ -317,7 +317,7 @@ def test_the_receipt_of_a_duplicate_never_names_the_message_of_another():
     assert [again.of(n).id for n in range(3)] == [first, None, last], "ids in between may belong to another producer"
 
 
-def test_duplicates_that_are_found_out_have_the_ids_of_their_own_request():
+def test_detected_duplicates_have_the_ids_of_their_own_request():
     first, last, other = (MessageId(pack_position(7, n) + NO_PAYLOAD_PART) for n in (0, 1, 2))
     known = Known("p", 1, 5, 1, [Recent(0, 5, first, last), Recent(5, 5, other, other)])
     again = as_found(known, [0, 5], 5)

@@ -150,7 +150,7 @@ def test_a_missing_topic_fails_at_once():
     assert isinstance(lost.error, TopicNotFound)
 
 
-def test_messages_that_wait_too_long_are_given_up_and_the_rest_stays():
+def test_messages_that_wait_too_long_are_dropped_and_the_rest_stay():
     held = publisher_queue(delivery_timeout_s=10, linger_s=100)
     put(held, "t", b"1", 1, 0)
     put(held, "t", b"2", 2, 5)

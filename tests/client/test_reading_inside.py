@@ -110,7 +110,7 @@ def test_several_topics_are_followed_committed_each_in_its_order(client: Client)
     assert [message.payload for message in reader] == [b"1", b"2"]
 
 
-def test_a_reader_of_several_topics_names_what_holds_each():
+def test_a_reader_of_several_topics_names_the_transaction_that_holds_each():
     held = {"heldBy": 7, "heldSince": 5, "hiddenMessages": "1000+"}
     told = {
         "a": {"messages": [], "lastId": None, "end": "held", **held},

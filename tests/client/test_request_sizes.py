@@ -5,7 +5,7 @@ from __future__ import annotations
 from plainsong.request_sizes import ANSWERS_UNTIL_LARGER, RequestSizes
 
 
-def test_a_timeout_halves_the_size_of_what_was_sent_and_successes_double_it_up_to_the_maximum():
+def test_a_timeout_halves_the_size_of_the_request_and_successes_double_it_up_to_the_maximum():
     sizes = RequestSizes(100, 1000)
     sizes.timed_out("t", 10, 1000)
     assert sizes.of("t") == (5, 500)

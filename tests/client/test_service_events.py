@@ -202,7 +202,7 @@ def read(*pieces: bytes) -> list[RawEvent]:
     return [event for piece in (HEAD, *pieces) for event in source.receive(piece)]
 
 
-def test_events_are_the_same_however_their_bytes_are_cut():
+def test_events_are_the_same_however_their_bytes_are_split():
     body = (
         ": ping\n\nretry: 5\n\nevent: a\ndata: ä\nid: 1\n\ndata:b\r\ndata: c\r\n\r\nevent: none\n\nid: 2\ndata: d\n\n"
     )

@@ -288,7 +288,9 @@ def publish_until_closed(stream, tickets, form, after_each=lambda sent: None) ->
             after_each(len(tickets))
 
 
-def test_a_stopping_daemon_answers_what_it_accepted_and_the_rest_did_not_happen(daemon: Callable[..., Daemon]):
+def test_a_stopping_daemon_answers_the_requests_that_it_accepted_and_the_rest_did_not_happen(
+    daemon: Callable[..., Daemon],
+):
     running = daemon()
     with Client(url_of(running)) as client:
         client.create_topic("t")

@@ -200,7 +200,7 @@ def test_after_a_failed_store_the_transaction_can_only_be_rolled_back(answer: An
     assert not stage.published("t")
 
 
-def test_a_store_that_came_too_late_raises():
+def test_storing_too_late_raises():
     stage = Stage(buffer_messages=1)
     stage.simulation.now_s = 40
     stage.service.states[stage.transaction.id] = "invalid"

@@ -403,7 +403,7 @@ def test_a_transaction_that_takes_too_long_raises(client: Client, topic: str):
 # --- conflicts -----------------------------------------------------------------------------------
 
 
-def test_of_two_transactions_that_change_the_same_the_later_one_is_rolled_back(client: Client, topic: str):
+def test_of_two_transactions_with_a_common_key_the_later_one_is_rolled_back(client: Client, topic: str):
     context = client.transaction([Rows([b"same key"])])
     context.start()
     context.publish(topic, b"loses")

@@ -39,7 +39,7 @@ def test_a_healthy_history_has_no_anomaly():
     assert check([*SENT, never, perhaps], PAGES, LAST) == []
 
 
-def test_a_request_of_unknown_outcome_may_be_present_whole():
+def test_a_request_of_unknown_outcome_may_be_present_in_full():
     sent = [replace(SENT[1], outcome="unknown", first_id=None, last_id=None), *SENT[:1], *SENT[2:]]
     assert check(sent, PAGES, LAST) == []
 

@@ -34,7 +34,7 @@ def test_the_three_lines_of_the_readme_work_and_survive_a_kill(daemon):
     assert json.loads(pasted(poll, running)) == first
 
 
-def test_the_first_line_pasted_twice_says_that_the_topic_is_there(daemon):
+def test_the_first_line_pasted_twice_reports_that_the_topic_exists(daemon):
     running = daemon()
     create, publish, _ = shell_block(DOCUMENTS["README.md"], "In a second terminal:")
     assert pasted(create, running) == ""

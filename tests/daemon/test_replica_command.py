@@ -190,7 +190,7 @@ def test_a_copied_directory_deposes_the_daemon_that_has_the_copy(tmp_path, place
         a_daemon(tmp_path, place).start()
 
 
-def test_an_operator_sees_the_copy_and_what_is_wrong_with_it(tmp_path):
+def test_an_operator_sees_the_copy_and_its_problems(tmp_path):
     with contextlib.ExitStack() as server:
         environ = server.enter_context(s3_server(tmp_path / "s3"))
         with a_daemon(tmp_path, (f"s3://{BUCKET}/seen", environ), "replication.timeout_s=1") as daemon:

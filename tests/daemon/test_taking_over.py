@@ -427,7 +427,7 @@ def test_a_switch_is_refused_while_no_standby_is_allowed_or_registered(site):
             daemon.stop()
 
 
-def test_leaving_on_a_standbys_directory_is_refused_and_the_log_of_its_primary_goes_on(site):
+def test_leaving_on_a_standbys_directory_is_refused_and_the_log_of_its_primary_continues(site):
     with site.daemon("a"), site.client("a") as client:
         client.create_topic("orders")
         with site.standby("b") as standby:

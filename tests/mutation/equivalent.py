@@ -45,7 +45,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "if timestamp_ms < 0:",
         "the bound at the millisecond 0 is the first bound either way",
     ),
-    Equivalent("ids", 'raw = b""', 'raw = b"XXXX"', "no id either: both have another length"),
+    Equivalent("ids", 'raw = b""', 'raw = b"XXXX"', "not an id either: both have the wrong length"),
     Equivalent(
         "transactions/manager",
         'return "in_progress" if record.state == "unknown" else record.state',

@@ -323,7 +323,7 @@ async def test_calls_over_the_bound_are_refused_and_did_not_happen():
             nursery.cancel_scope.cancel()
 
 
-async def test_bytes_over_the_bound_are_refused_and_a_large_body_goes_alone():
+async def test_bytes_over_the_bound_are_refused_and_a_large_body_is_sent_alone():
     gate = trio.Event()
 
     async def held(call):

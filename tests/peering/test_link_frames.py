@@ -28,7 +28,7 @@ def written(frames) -> bytes:
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=60))
-def test_frames_are_reassembled_whole_however_they_are_cut(cuts):
+def test_frames_are_reassembled_however_they_are_split(cuts):
     data, reader, found = written(FRAMES * 3), FrameReader(VOCABULARY), []
     at = 0
     for cut in (*cuts, len(data)):

@@ -121,7 +121,7 @@ async def talk(call) -> Reply:
     return Reply()
 
 
-async def test_a_conversation_goes_both_ways_with_its_messages_whole():
+async def test_a_conversation_carries_whole_messages_both_ways():
     sizes = [0, 1, 9_999, 500_000, 3, 2_000_000, 0]
     async with linked(talk, SMALL) as pair, await pair.link.converse("talk", None) as channel:
         got = []

@@ -166,7 +166,7 @@ def test_every_error_travels_with_its_class_and_outcome():
         assert (back.outcome, back.retry_after_s) == (error.outcome, error.retry_after_s)
 
 
-def test_an_outcome_of_its_own_and_more_that_it_carries_travel():
+def test_an_errors_own_outcome_and_fields_are_transferred():
     error = NoOwner("gone")
     error.outcome, error.retry_after_s, error.position = "unknown", 7, b"\x01\x02"
     back = there_and_back(error)
@@ -268,7 +268,7 @@ def _classes_in(hint):
     return {cls for part in typing.get_args(hint) for cls in _classes_in(part)}
 
 
-def test_fields_of_a_registered_class_can_travel_too():
+def test_fields_of_a_registered_class_are_transferred_too():
     """For example the records of a topic's row, which one instance requests from another."""
     names = {cls.__name__: cls for cls in VOCABULARY._names} | vars(typing) | vars(collections.abc)
     checked = 0

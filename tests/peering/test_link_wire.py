@@ -150,7 +150,7 @@ async def test_the_serving_side_notices_a_frozen_caller_too(autojump_clock):
         assert trio.current_time() <= 20
 
 
-async def test_an_idle_link_between_live_sides_stays(autojump_clock):
+async def test_an_idle_link_between_live_sides_stays_open(autojump_clock):
     gate = trio.Event()
 
     async def held(call):

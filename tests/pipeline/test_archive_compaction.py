@@ -133,7 +133,7 @@ def test_replaced_files_stay_as_long_as_readers_may_need_them(spark, archive, co
         rows.count()
 
 
-def test_a_vacuum_leaves_alone_what_is_not_the_tables(spark, archive, compaction):
+def test_a_vacuum_leaves_files_alone_that_are_not_the_tables(spark, archive, compaction):
     kept = [Path(archive.root) / "default/orders" / name for name in ("_replays/plan.json", "_caught_up/gen=1.json")]
     for each in kept:
         each.parent.mkdir(parents=True)
@@ -178,7 +178,7 @@ def test_files_that_lack_rows_replace_nothing(spark, archive, compaction):
     assert times_read(spark, archive) == TIMES
 
 
-def test_damaged_files_are_named_with_what_is_wrong(spark, archive):
+def test_damaged_files_are_named_with_the_damage(spark, archive):
     found = files_of(archive.root)
     (shorter, _), (gone, _), (broken, _) = found[1], found[2], found[4]
     damage(shorter)
@@ -244,7 +244,7 @@ def test_pruned_days_are_gone_at_once_and_their_files_with_the_next_vacuum(spark
     assert times_read(spark, archive) == [*TIMES[24:], TIMES[-1] + 1]
 
 
-def test_the_command_compacts_prunes_and_says_what_it_did(spark, archive, capsys):
+def test_the_command_compacts_prunes_and_reports_it(spark, archive, capsys):
     run = Run("archive", spark=spark, dry_run=True)
     archiving.compact(run, [], archive.root, compression="zstd")
     archiving.prune(run, ["orders"], archive.root, older_than_ms=0)

@@ -126,7 +126,7 @@ def test_a_holder_that_wakes_after_its_lease_was_taken_finishes_nothing(disk):
     take(disk, "l", "it").check()
 
 
-def test_of_two_processes_that_find_the_same_lease_stale_one_takes_it(disk, monkeypatch):
+def test_of_two_processes_that_find_the_same_stale_lease_one_takes_it(disk, monkeypatch):
     write_as_of(disk, STALE_S + 5)
     real, others = disk.create, []
 

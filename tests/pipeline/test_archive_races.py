@@ -48,7 +48,9 @@ def test_a_batch_that_is_given_twice_is_committed_once(spark, archive):
 
 
 @pytest.mark.parametrize(("other", "rows"), [(MORE[:1], 2), (MORE[:2], 1), (MORE, None)])
-def test_what_another_process_committed_while_a_batch_was_written_is_left_out(spark, archive, monkeypatch, other, rows):
+def test_rows_that_another_process_committed_while_a_batch_was_written_are_left_out(
+    spark, archive, monkeypatch, other, rows
+):
     def overtaken(self, *given):
         written = real(self, *given)
         monkeypatch.setattr(ArchiveWriter, "write", real)
@@ -75,7 +77,7 @@ def test_a_compaction_while_a_batch_is_written_disturbs_neither(spark, archive, 
     assert times_read(spark, archive) == [*TIMES, *MORE]
 
 
-def test_a_batch_that_comes_while_a_day_is_compacted_stays(spark, archive):
+def test_a_batch_that_arrives_while_a_day_is_compacted_is_kept(spark, archive):
     compaction = Compaction(spark, archive.table)
     sources = compaction.check("2026-02-01")
     made = compaction.write("2026-02-01", sources)
@@ -108,7 +110,7 @@ def test_a_day_that_is_pruned_while_it_is_compacted_does_not_come_back(spark, ar
     assert times_read(spark, archive) == TIMES[24:]
 
 
-def test_a_batch_that_comes_while_days_are_pruned_stays(spark, archive):
+def test_a_batch_that_arrives_while_days_are_pruned_is_kept(spark, archive):
     table = archive.table
     archive.append(spark, MORE)
     prune(table, "2026-02-01")

@@ -91,7 +91,7 @@ def batch_files(root, number):
     return [path for path, each in files_of(root) if each.path.startswith(f"data/{number:012d}-")]
 
 
-def test_planted_damage_and_what_was_taken_away_are_found(client, run, root):
+def test_planted_damage_and_removed_files_are_found(client, run, root):
     for file in batch_files(root, 2):
         damage(file)
     findings, counts = verified(run, root)
@@ -148,7 +148,7 @@ def test_messages_missing_from_an_archive_are_reported_even_if_they_have_expired
     assert run_program(archive_command, [*words, str(tmp_path / "none")], "archive") == Exit.NOT_FOUND
 
 
-def test_what_was_pruned_is_no_loss(client, run, own_topic):
+def test_pruned_messages_are_not_losses(client, run, own_topic):
     archiving.prune(run, ["orders"], own_topic, older_than_ms=0)  # today is not over
     assert verified(run, own_topic)[1] == {"same": 300}
     table = TopicTable.open(open_files(own_topic), client.namespace, "orders")

@@ -73,7 +73,7 @@ def test_plots_take_the_colours_of_the_page(made):
         assert "#000000" not in svg
 
 
-def test_every_section_names_its_sources_and_what_is_not_known(made):
+def test_every_section_names_its_sources_and_its_gaps(made):
     for text in (unescape(page_of(made)), " ".join(" ".join(lines_of(made)).split())):
         for key, said in MADE_FROM.items():
             assert said in text, key
@@ -88,7 +88,7 @@ def test_the_same_report_gives_the_same_page(made, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["one.html"]
 
 
-def test_an_empty_topic_makes_a_page_too(spark):
+def test_an_empty_topic_has_a_page_too(spark):
     grid = Grid(START_MS, START_MS + 1000, 1000)
     messages = spark.createDataFrame([], MESSAGES)
     frames = figures.frames_of(spark, messages, FACTS[:1], Asked([]), grid, START_MS)

@@ -95,7 +95,7 @@ def test_a_shared_entry_equals_that_of_one_request_with_all_its_messages():
     assert producers.verify().is_good
 
 
-def test_requests_that_differ_in_what_an_entry_says_of_them_have_entries_of_their_own():
+def test_requests_that_differ_in_an_entrys_fields_have_entries_of_their_own():
     topic = ChainedTopic()
     topic.do(
         plain(b"a"),
@@ -345,7 +345,7 @@ def test_an_older_copy_of_a_store_is_found_with_a_later_head():
     assert kinds(topic.verify(head)) == ["other-chain"]
 
 
-def test_a_head_that_was_known_is_found_as_long_as_its_entry_is_there():
+def test_a_known_head_is_found_while_its_entry_exists():
     topic = busy_topic()
     head = topic.head()
     topic.publish(b"later")
@@ -412,7 +412,7 @@ def test_messages_that_expired_by_their_own_time_to_live_leave_their_digests():
     assert (found.messages, found.expired) == (2, 1)
 
 
-def test_a_message_that_is_gone_before_its_own_time_to_live_is_over_is_found():
+def test_a_message_that_vanished_before_its_own_time_to_live_is_over_is_found():
     topic = ChainedTopic()
     topic.publish(b"long", b"short", message_ttls_s=[None, 1])
     del topic.store.tables[Table.MESSAGE][at(topic, 1)]
@@ -749,7 +749,7 @@ def test_stored_messages_expire_with_the_time_to_live_of_their_publish_and_not_b
     assert (found.messages, found.expired, found.faults) == (0, 1, [])
 
 
-def test_stored_messages_that_are_gone_before_their_publish_expires_are_found():
+def test_stored_messages_that_vanished_before_their_publish_expires_are_found():
     topic = ChainedTopic()
     topic.stage("a", b"one")
     topic.publish_staged("a", ttl_s=60)

@@ -198,7 +198,7 @@ def test_large_json_with_very_many_values_is_too_large_and_commas_in_text_do_not
 
 
 @given(texts=st.lists(st.text(st.sampled_from('a,[{"\\\n'), max_size=9), min_size=1), piece_bytes=st.integers(1, 9))
-def test_values_are_counted_outside_of_strings_however_the_body_is_cut(texts, piece_bytes):
+def test_values_are_counted_outside_of_strings_however_the_body_is_split(texts, piece_bytes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_values, "_PIECE_BYTES", piece_bytes)
         assert json_values._values(json.dumps({"messages": texts}).encode()) == 1 + len(texts)

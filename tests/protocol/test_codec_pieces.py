@@ -77,7 +77,7 @@ def test_a_long_message_round_trips(codec: object, what: str) -> None:
 
 
 @given(st.lists(st.binary(max_size=30)), st.booleans())
-def test_a_page_in_json_is_the_same_however_it_is_cut(payloads: list[bytes], payload_base64: bool) -> None:
+def test_a_page_in_json_is_the_same_however_it_is_split(payloads: list[bytes], payload_base64: bool) -> None:
     options = PageOptions(payload_base64=payload_base64)
     with pytest.MonkeyPatch.context() as patch:
         for short in (1, 3, 7):
@@ -89,7 +89,7 @@ def test_a_page_in_json_is_the_same_however_it_is_cut(payloads: list[bytes], pay
 
 
 @given(st.text())
-def test_a_string_is_the_same_however_it_is_cut(text: str) -> None:
+def test_a_string_is_the_same_however_it_is_split(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("plainsong.protocol.codec.json.PIECE_BYTES", 2)
         assert json.loads(b"".join(text_pieces(text))) == text

@@ -22,7 +22,7 @@ def enlist(at, pointer, name=TOPIC):
     return at.ask(asks.Enlist(pointer, name))
 
 
-def test_enlisted_topics_survive_a_crash_and_are_gone_with_the_decision():
+def test_enlisted_topics_survive_a_crash_and_are_removed_by_the_decision():
     at = TransactionsInMemory()
     first, second = at.new(), at.new()
     assert enlist(at, first)

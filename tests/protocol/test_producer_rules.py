@@ -366,7 +366,7 @@ def test_messages_that_follow_an_interrupted_atomic_request_are_not_removed_with
     assert topic.state.usage.messages == 3
 
 
-def test_a_request_that_spans_two_milliseconds_is_counted_whole():
+def test_a_request_that_spans_two_milliseconds_is_counted_in_full():
     topic = Topic()
     topic.ask(plain(*["x"] * (SEQUENCES_PER_MS - 2)))
     topic.publish(range(5))

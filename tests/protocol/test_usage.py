@@ -100,9 +100,7 @@ def test_no_millisecond_is_in_two_slices_even_when_the_ttl_changes(added):
     st.integers(0, 2000),
     st.data(),
 )
-def test_whether_anything_after_a_reader_expired_is_exact_except_for_the_slice_that_is_expiring(
-    added, cleaned, oldest, data
-):
+def test_expiry_after_a_reader_is_reported_exactly_except_for_the_slice_that_is_expiring(added, cleaned, oldest, data):
     ttl_ms, usage, ids, ts_ms = 12_800, Usage(), [], 0
     for after_ms, messages in added:
         ts_ms += after_ms + 1

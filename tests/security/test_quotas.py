@@ -385,7 +385,7 @@ async def test_the_entries_of_a_chain_are_charged_like_polls_since_they_come_wit
         assert (answer.status_code, answer.json()["code"]) == (429, "quota_exceeded")
 
 
-async def test_an_avro_answer_that_is_never_cut_is_charged_whole(tmp_path):
+async def test_an_avro_answer_that_is_never_cut_is_charged_in_full(tmp_path):
     async with named(tmp_path, poll__max_bytes=1024) as daemon:
         frozen(daemon)
         await daemon.ask("operator", "PUT", f"{T}/a", json={})

@@ -67,7 +67,7 @@ def test_a_topic_that_ends_with_very_many_rows_of_losers_is_read_to_its_end(tabl
     assert len(tables.read(topic)) == 60
 
 
-def test_every_column_of_a_message_is_there(tables):
+def test_every_column_of_a_message_is_present(tables):
     topic = tables.create("whole")
     body = {"messages": [{"payload": "x", "attributes": {"routingKey": "k", "traceparent": "t"}}, "y"]}
     tables.ask("POST", f"{READ}/{topic}/publish", body)
@@ -225,7 +225,7 @@ def test_no_partition_has_more_than_its_maximum_of_records(tables):
     assert len(tables.batch(topic, maxRecordsPerPartition=50).partitions()) == 5
 
 
-def test_partitions_may_be_cut_inside_what_a_transaction_stored(tables):
+def test_partitions_may_be_cut_within_the_messages_that_a_transaction_stored(tables):
     topic = tables.create("inside")
     pointer = tables.begin()
     texts = [f"{number:03d}" for number in range(90)]

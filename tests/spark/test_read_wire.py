@@ -132,7 +132,7 @@ def test_the_next_url_is_asked_when_one_is_dead_or_leaving(wire):
     assert (len(leaving.requests), len(alive.requests)) == (1, 2)
 
 
-def test_a_dead_daemon_is_named_with_what_to_check(wire):
+def test_a_dead_daemon_is_named_with_advice(wire):
     url = dead_url()
     with pytest.raises(BrokerError) as caught:
         wire(url).ask("GET", "/x")
@@ -219,7 +219,7 @@ def test_the_given_authority_is_trusted_and_no_other(wire, tmp_path):
         assert wire(url, ca_file=str(authority.file)).ask("GET", "/x").body == b"ok"
 
 
-def test_the_path_of_a_url_comes_before_ours(wire):
+def test_the_path_of_a_url_precedes_ours(wire):
     with Server((200, b"[]")) as server:
         assert Calls(wire(f"{server.url}/plainsong"), "n").topics() == []
     assert server.requests[0][1] == "/plainsong/v1/namespaces/n/topics"

@@ -1,4 +1,4 @@
-"""What the interface of Spark's Python data sources does not give, each shown: docs/spark-limits.md names these tests.
+"""Limits of Spark's interface for Python data sources, one test for each: docs/spark-limits.md names these tests.
 
 A test that fails with another Spark means that the page, and perhaps the connector, can do better there.
 """

@@ -140,7 +140,7 @@ def test_an_ordered_save_keeps_the_order_of_its_rows(spark, topics) -> None:
     assert topics.payloads(topic) == sorted(wanted(3_000), reverse=True)
 
 
-def test_an_ordered_save_of_two_partitions_is_refused_whole(spark, topics) -> None:
+def test_an_ordered_save_of_two_partitions_is_refused_as_a_whole(spark, topics) -> None:
     topic = topics.create("disordered")
     said = refusal(numbers(spark, 100), topics.options(topic, ordered=True))
     assert "2 partitions have rows for topic disordered: coalesce(1)" in said

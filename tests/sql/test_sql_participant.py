@@ -380,7 +380,7 @@ def test_a_second_database_in_one_session_is_refused(engine: Engine, server: Pos
     assert look() == ([], [])
 
 
-def test_a_server_that_keeps_no_prepared_transactions_says_what_to_set(server: Postgres, database: str):
+def test_a_server_without_prepared_transactions_is_reported_with_the_setting_to_change(server: Postgres, database: str):
     engine = create_engine(database)
     with server.without_prepared(), Session(engine) as session:
         with pytest.raises(SqlUnusable, match="max_prepared_transactions") as caught:

@@ -96,7 +96,7 @@ def test_only_one_process_at_a_time_changes_backups_and_the_next_need_not_wait(o
             check()
 
 
-def test_of_many_that_lock_at_the_same_time_one_at_a_time_does(opened, monkeypatch):
+def test_of_many_that_lock_at_the_same_time_one_at_a_time_succeeds(opened, monkeypatch):
     opened().make("FORMAT", b"{}")
     monkeypatch.setattr(backup_files, "RENEW_S", 0.01)
     inside, most, done = [], [], []

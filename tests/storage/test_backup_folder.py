@@ -87,7 +87,7 @@ def test_a_damaged_object_is_not_used_again(folder):
     assert folder.digest(entry["sha256"]) is None
 
 
-def test_what_is_missing_or_damaged_is_named_with_its_messages(folder):
+def test_missing_and_damaged_objects_are_named_with_their_messages(folder):
     gone, bad, good = (an_object(folder, rows) for rows in (ROWS[:2], ROWS[2:5], ROWS[5:]))
     made = a_backup(folder, 1, gone, bad, good)
     assert folder.verify(made, deep=True).ok
@@ -137,7 +137,7 @@ def test_pruning_removes_objects_that_no_remaining_backup_has(folder):
         (0, 4, {4, 5}),
     ],
 )
-def test_a_backup_that_is_among_the_newest_or_not_too_old_stays(folder, keep_last, since_ms, left):
+def test_a_backup_that_is_among_the_newest_or_not_too_old_is_kept(folder, keep_last, since_ms, left):
     for day in range(1, 6):
         a_backup(folder, day, an_object(folder, ROWS[day : day + 1]))
     folder.prune(keep_last, since_ms)
@@ -159,7 +159,7 @@ def test_one_unreadable_manifest_is_named_and_the_others_are_listed(folder, cont
     assert made[1]["id"] in unreadable[made[1]["id"]]
 
 
-def test_no_object_is_pruned_while_it_is_unknown_what_a_backup_needs_and_that_backup_is_named(folder):
+def test_no_object_is_pruned_while_a_backups_needs_are_unknown_and_that_backup_is_named(folder):
     made = [a_backup(folder, day, an_object(folder, ROWS[day : day + 1])) for day in (1, 2, 3, 4)]
     whole = (folder.files.path / "backups" / f"{made[1]['id']}.json").read_bytes()
     (folder.files.path / "objects" / "ab").mkdir(exist_ok=True)

@@ -175,7 +175,7 @@ def test_after_rows_that_are_not_plain_others_are_joined_once_a_whole_list_is_pl
         assert len(before) + len(after_them) < 2200 + JOINED_ROWS
 
 
-def test_of_large_rows_after_small_ones_few_are_in_memory_at_once(opened):
+def test_only_few_large_rows_after_small_ones_are_in_memory_at_once(opened):
     size = 64 << 10
     values = [plain_head(1) + b"m"] * 900 + [plain_head(size) + bytes(size)] * 60
     for database in opened:

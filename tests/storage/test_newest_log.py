@@ -236,7 +236,7 @@ def test_where_a_record_is_not_found_all_logs_are_synced(database, monkeypatch):
     assert syncs.commit(database, b"\2b", b"2") is None
 
 
-def test_a_sync_that_fails_leaves_no_descriptor_and_a_database_that_is_not_written_any_more(database, monkeypatch):
+def test_after_a_failed_sync_no_descriptor_stays_open_and_the_database_takes_no_more_writes(database, monkeypatch):
     syncs = Syncs(monkeypatch)
     syncs.commit(database, b"\2a", b"1")
     opened = descriptors()

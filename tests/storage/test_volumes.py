@@ -791,7 +791,7 @@ async def test_an_index_that_is_missing_or_garbled_is_made_again(tmp_path):
     assert set(indexes) <= set((tmp_path / "data" / "volumes").glob("*.index"))
 
 
-async def test_how_large_the_largest_row_of_a_topic_is_stays_known_for_each_volume(tmp_path):
+async def test_the_size_of_a_topics_largest_row_stays_known_for_each_volume(tmp_path):
     sizes = [10, 4000, 20, 700, 10] * 4
     rows = [(key(number), b"v" * size) for number, size in enumerate(sizes)]
 

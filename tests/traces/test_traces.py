@@ -123,7 +123,7 @@ def test_an_instance_that_forwards_a_request_passes_its_trace_on():
 # --- clients ---------------------------------------------------------------------------------------
 
 
-def test_a_trace_goes_from_publish_through_the_daemon_to_the_poll_and_the_work(tmp_path, collector):
+def test_a_trace_leads_from_publish_through_the_daemon_to_the_poll_and_the_work(tmp_path, collector):
     with Daemon(tmp_path / "data", f"otel.endpoint={collector.url}") as daemon:
         run(
             "client = Client(url)\n"

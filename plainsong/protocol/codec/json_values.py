@@ -293,7 +293,7 @@ def fields_of(given: Mapping[str, Any], kinds: Mapping[str, tuple[str, Kind]], w
       where: the prefix of a field's name in errors.
     Raises:
       UnknownField: the nearest known one is named.
-      MalformedBody: a value of another kind.
+      MalformedBody: a value of the wrong kind.
     """
     found: dict[str, Any] = {}
     for key, value in given.items():

@@ -260,7 +260,7 @@ def altered(files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
 
 
 def damaged(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
-    """Return a description of the damage, by entry folder: files missing, of another size, or with other rows."""
+    """Return a description of the damage, by entry folder: files missing, of the wrong size, or with other rows."""
     each_once = list({entry.folder: entry for entry in entries}.values())
     found = altered(files, each_once)
     return found | _changed(spark, files, [entry for entry in each_once if entry.folder not in found])

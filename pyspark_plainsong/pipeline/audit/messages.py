@@ -44,7 +44,7 @@ REASONS: Final = {
     "not_json": "the text is not one valid JSON value (a repeated name makes it invalid)",
     "not_an_object": "the value is a list, a string, a number or a constant",
     "missing_field": "a field is missing or null; `detail` names it",
-    "wrong_type": "a field has another type; `detail` names it",
+    "wrong_type": "a field has the wrong type; `detail` names it",
     "bad_value": "a name is empty, too long or has control characters, or an access is of an unknown kind",
     "unknown_version": "the version is not 1; `detail` has it",
     "unknown_type": "the type is neither access nor metadata; `detail` has it",

@@ -162,7 +162,7 @@ class Plans:
         try:
             fields = json.loads(text)
             if fields.pop("version") != VERSION:
-                raise ValueError("it has another version")
+                raise ValueError("it has an unknown version")
             fields.pop("producer")
             chunks = tuple(ReplayChunk(str(start), int(rows)) for start, rows in fields.pop("chunks"))
             return Plan(**fields, chunks=chunks)

@@ -144,7 +144,7 @@ def may(name, route):
     return has_verb and "ns:*" in places.split()
 
 
-def test_every_route_needs_what_the_contract_says():
+def test_every_route_needs_the_rights_in_the_contract():
     assert {route.name: (set(route.verbs), route.on) for route in ROUTES} == {
         route.name: (set(CONTRACT[route.name][0].split()), CONTRACT[route.name][1]) for route in ROUTES
     }

@@ -145,7 +145,7 @@ async def test_a_write_is_unknown_as_soon_as_its_silent_owner_is_gone(frozen):
 
 
 @pytest.mark.parametrize("frozen", [2.0], indirect=True)
-async def test_an_owner_that_stops_in_good_order_answers_what_it_accepted(frozen, monkeypatch):
+async def test_an_owner_that_stops_cleanly_answers_the_requests_that_it_accepted(frozen, monkeypatch):
     proved, probe = [], Link.probe
 
     async def noted(link, within_s):

@@ -39,7 +39,7 @@ def payloads(told):
     return {topic: [message["payload"] for message in each["messages"]] for topic, each in told.items()}
 
 
-async def test_all_topics_are_in_one_answer_whoever_owns_them(nodes):
+async def test_one_answer_has_all_topics_of_all_owners(nodes):
     for topic in TOPICS:
         await nodes["a"].publish(topic, f"{topic}-1", f"{topic}-2")
     wanted = {topic: [f"{topic}-1", f"{topic}-2"] for topic in TOPICS}

@@ -245,7 +245,7 @@ async def test_an_instance_with_another_secret_or_none_is_kept_out_until_the_oth
         assert odd.kept_out_by is None
 
 
-async def test_of_two_instances_with_different_secrets_that_join_at_the_same_time_the_first_stays(ensemble):
+async def test_of_two_instances_with_different_secrets_that_join_at_the_same_time_the_first_remains(ensemble):
     async with running(ensemble, "a", proof="ours") as a, running(ensemble, "b", proof="other", enter=False) as b:
         found = Membership._find_strangers
         b._find_strangers = lambda members: found(b, members) if b.entered else None  # before b's own node exists

@@ -27,7 +27,7 @@ _HOP = {"connection", "transfer-encoding", "keep-alive"}
 
 
 class Fault(Enum):
-    """What happens to one request."""
+    """A fault of one request."""
 
     CUT = "the connection ends before the request is passed on"
     HANG = "nothing is forwarded or answered until the test says so"

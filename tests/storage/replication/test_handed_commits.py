@@ -132,7 +132,7 @@ def a_batch(number, size=10, sealed=()):
     return SimpleNamespace(number=number, size=size, sealed=sealed, time_ms=number)
 
 
-def test_what_exceeds_the_bound_is_lost_and_what_waited_before_is_still_taken():
+def test_batches_beyond_the_bound_are_lost_and_those_that_waited_before_are_still_taken():
     outbox, full = an_outbox(max_bytes=25, full_bytes=20), []
     outbox.on_full = lambda: full.append(True)
     outbox.opened(0)

@@ -292,7 +292,7 @@ def test_a_lease_is_guarded_if_the_primary_keeps_its_terms_and_a_standby_is_regi
     assert decode_lease(encode_lease(applied)) == applied
 
 
-def test_a_primary_removes_a_registration_only_as_it_was_when_its_time_was_over():
+def test_a_primary_removes_only_the_registration_whose_time_is_over():
     lease = Lease(7, RUN, standbys=(STANDBY, SECOND))
     terms = protocol.Terms(10_000, allows_standby=True, is_free=False, is_kept=True, gone=frozenset([STANDBY]))
     assert terms.applied(lease).standbys == (SECOND,)

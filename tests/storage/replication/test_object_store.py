@@ -62,7 +62,7 @@ async def test_an_object_is_read_as_it_was_created_and_a_missing_one_is_none(obj
     assert (await objects.get("empty")).data == b""
 
 
-async def test_of_many_that_create_one_object_at_the_same_time_exactly_one_does(objects):
+async def test_of_many_concurrent_creations_of_one_object_exactly_one_succeeds(objects):
     verdicts = {}
 
     async def attempt(data):
@@ -111,7 +111,7 @@ async def test_names_below_a_prefix_are_listed_in_order_and_no_others(objects):
     assert await objects.names("none") == []
 
 
-async def test_removed_objects_are_gone_and_missing_ones_are_not_an_error(objects):
+async def test_removed_objects_are_absent_and_missing_ones_are_not_an_error(objects):
     for name in ("a", "b", "c"):
         await objects.create(name, b"x")
     await objects.remove(["missing", "a", "c"])

@@ -98,7 +98,7 @@ def test_the_seal_and_the_lease_on_the_page_are_those_that_the_code_writes():
 
 
 @given(numbers, numbers, numbers, st.sampled_from([ASYNC, SYNC]), st.lists(commits, min_size=1, max_size=4))
-def test_every_segment_is_read_back_as_it_was(epoch, number, first, mode, its_commits):
+def test_every_segment_is_read_back_unchanged(epoch, number, first, mode, its_commits):
     before = digest(b"x")
     segment = segment_of(
         epoch=epoch, number=number, run=RUN, mode=mode, first=first, before=before, commits=its_commits
