@@ -1,7 +1,7 @@
-"""The lease of a primary: its sign of life in the object store, for standbys and for itself.
+"""The lease of a primary: its heartbeat in the object store, for standbys and for itself.
 
 The lease decides nothing: the seal does. The lease tells a standby that the primary is alive, and a primary that no
-standby can have taken over yet: a standby waits for the time of the lease after it has seen a renewal, and the primary
+standby can have taken over yet: a standby waits for the period of the lease after it has seen a renewal, and the primary
 counts that time from before the renewal. So a primary that was frozen, or cut off, stops acknowledging first.
 
 A primary without a standby need not stop. A standby registers in the lease; the primary then keeps these terms, and
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from storage.replication.notices import Registration
 
 log = logging.getLogger(__name__)
-#: Renewals within the time of the lease.
+#: Renewals within the period of the lease.
 RENEWALS = 3
 #: The longest time between two renewals; and how long a rival may take to seal.
 IDLE_S = 10.0
-#: Rivals that follow one another are replaced after this many times the time of one: a standby that may not write the
-#: seal would otherwise keep the primary from its lease forever.
+#: The primary replaces the lease of a series of rivals after this many times the time that it allows one. Otherwise a
+#: standby that has no right to write the seal would keep the primary from its lease forever.
 RIVALS = 3
 #: A registration that has not changed for this time is removed; standbys renew theirs every ten seconds.
 EXPIRES_S = 60.0
@@ -61,7 +61,7 @@ class LeaseKeeper:
         clock: Callable[[], float] = boot_s,
     ) -> None:
         """Args:
-        period_s: the time of the lease; 0: standbys take over only by hand.
+        period_s: the period of the lease; 0: standbys take over only by hand.
         allows_standby: False: no standby registers, and the primary serves without a valid lease.
         is_needed: False: each commit counts in the log before it is acknowledged, so the seal alone protects commits.
         counted: returns the last commit that counts.
@@ -71,8 +71,8 @@ class LeaseKeeper:
         self._is_needed = is_needed
         #: True if a guarded lease can bind this primary, which then stops when the lease is over.
         self._is_costly = objects.can_exchange and period_s > 0 and allows_standby
-        #: True while this primary keeps the terms: before a guarded lease may be in the object store, and until one
-        #: that is not guarded is.
+        #: True while this primary keeps the terms: from before a guarded lease may be in the object store until an
+        #: unguarded one is.
         self._is_guarded = self._is_costly
         self._every_s = min(period_s / RENEWALS or IDLE_S, IDLE_S)
         self._counted = counted
@@ -90,11 +90,11 @@ class LeaseKeeper:
         self._rival_since_s = 0.0
         #: When the first rival was seen since the last renewal.
         self._rivals_since_s = 0.0
-        #: How long each registration has been unchanged, over the time in which the lease could be read.
+        #: How long each registration has been unchanged, counting only the time in which the lease could be read.
         self._unchanged_s: dict[Registration, float] = {}
         #: When the last renewal began; None if it failed.
         self._renewed_s: float | None = None
-        #: Since when no standby has been registered; None while one is.
+        #: The time since which no standby has been registered; None while one is.
         self._alone_since_s: float | None = clock()
         self._is_over = False
         self._error = ""
@@ -180,7 +180,7 @@ class LeaseKeeper:
         wanted = replace(held, epoch=epoch, urls=self.urls, renewed=self._number, counted=self._counted())
         steps = renew(wanted, held.renewed, self.terms, over)
         found: Lease | None = None
-        # Two slow requests must fit in: a standby would see each renewal, and this process would have no answer.
+        # Leave time for two slow requests: otherwise a standby would see each renewal, but this process no answer.
         with trio.move_on_after(2 * self._every_s):
             try:
                 found = await carry_out(self._objects, steps, failed=self._failed)

@@ -180,7 +180,7 @@ class SecondCopy:
         self._note_at_s = 0.0
         self._loop = trio.lowlevel.current_trio_token()
         outbox.on_full = self._wake_from_thread
-        #: The sign of life for standbys. While it does not hold, commits must not be acknowledged.
+        #: The heartbeat for standbys. While the lease does not hold, commits must not be acknowledged.
         self.lease = LeaseKeeper(
             objects,
             period_s=settings.lease_s,

@@ -235,7 +235,7 @@ class Receipt:
 
     first_id: MessageId | None
     last_id: MessageId | None
-    """None when the daemon no longer knows the ids, or not yet."""
+    """None when the daemon no longer knows the ids, or does not know them yet."""
     count: int
     """Messages of the request."""
     generation: int
@@ -253,7 +253,7 @@ class MessageReceipt(NamedTuple):
     sequence_id: int
     id: MessageId | None
     """None for a duplicate older than the requests that the daemon remembers, and for a duplicate in the middle of a
-    repeated request, of which the daemon answers only the first and last id."""
+    repeated request, for which the daemon returns only the first and last id."""
     duplicate: bool
     """An earlier attempt stored it; this one stored nothing."""
     deduplicated: bool
@@ -263,7 +263,7 @@ class MessageReceipt(NamedTuple):
 
 
 class DroppedMessage(NamedTuple):
-    """The argument of ``on_drop``: the message given up, and the error (with its ``outcome``)."""
+    """The argument of ``on_drop``: the dropped message, and the error (with its ``outcome``)."""
 
     topic: str
     payload: bytes
@@ -286,12 +286,12 @@ class Counts(NamedTuple):
 
 
 def id_in(receipt: Receipt, index: int) -> MessageId:
-    """The id of message ``index`` of a publish without a producer. Raises UnexpectedAnswer, applied: no daemon answers so."""
+    """The id of message ``index`` of a publish without a producer. Raises UnexpectedAnswer, applied: the daemon broke the contract."""
     found = None
     if receipt.first_id is not None and receipt.last_id is not None:
         found = nth_id(receipt.first_id, receipt.last_id, index, receipt.count)
     if found is None:
-        unknown = UnexpectedAnswer("the answer does not say the ids of the messages, which are stored")
+        unknown = UnexpectedAnswer("the answer lacks the ids of the messages, which are stored")
         unknown.outcome = "applied"
         raise unknown
     return found

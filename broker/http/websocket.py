@@ -57,8 +57,9 @@ class StreamSocket:
         self._socket = Connection(ConnectionType.SERVER)
         self._conversation: Conversation | None = None
         self._hold: Hold | None = None
-        #: The received part of an incomplete message, which counts against the budget; whether there is one.
+        #: The received part of an incomplete message, which counts against the budget.
         self._message = bytearray()
+        #: True while a message is incomplete.
         self._is_begun = False
         self._allowance = FrameAllowance()
         self._reservation = shared.budget.reserve()

@@ -165,7 +165,7 @@ class Owners:
         self._heads.pop(prefix, None)
 
     async def head_of(self, prefix: bytes) -> Head:
-        """Return the head of the topic whose keys begin with ``prefix``. For an own topic, the cached head."""
+        """Return the head of the topic whose keys begin with ``prefix``. For a topic that this instance owns, the cached head."""
         return (await self.heads_of([prefix]))[prefix]
 
     async def heads_of(self, prefixes: Iterable[bytes]) -> Mapping[bytes, Head]:
@@ -192,7 +192,7 @@ class Owners:
         return found[0].value if found else None
 
     async def read(self, prefix: bytes) -> Head:
-        """Read the head from HBase, even for an own topic. Raises StoreError."""
+        """Read the head from HBase, even for a topic that this instance owns. Raises StoreError."""
         return _head_in(await self._columns(prefix))
 
     async def _columns(self, prefix: bytes) -> Mapping[bytes, bytes]:

@@ -1,12 +1,12 @@
 """Upkeep: removes cells that mark removed rows, and fences of owners that have left no rows.
 
-    row of the metadata table whose cell that counts says *gone*   removed whole
-    fence of an epoch, once a topic has more than a few            removed, if no row of the topic has that epoch
+    row of the metadata table whose valid cell says *gone*   removed as a whole
+    fence of an epoch, once a topic has more than a few      removed, if no row of the topic has that epoch
 
 Both are removed only if they are older than a day by HBase's own clock, and only as they were read, by timestamp. So a
 put in progress has a day to arrive; and a row can be put again even if HBase's clock was set back by up to a day,
 although a removal hides every cell with its timestamp or an earlier one. Rows that no head governs stay. So do
-unreadable rows, with all that depends on them; they are logged once, and do not stop other removals.
+unreadable rows, and everything that depends on them; they are logged once, and do not stop other removals.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Rows of the metadata table read in a step.
 STEP_ROWS = 1000
-#: A step removes fences only in topics with more of them than this; it reads up to this many rows of a topic for that.
+#: A step removes fences only in topics with more of them than this, and reads up to this many rows of a topic to check.
 MANY_FENCES = 16
 _ROWS_FOR_FENCES = 10_000
-#: Rows with entries of a chain read for that; if there are more, only the first, which has the lowest epoch.
+#: Most rows with entries of a chain that the check reads; if there are more, it reads only the first one, which has the
+#: lowest epoch.
 FEW_ENTRIES = 100
 #: Maximum number of unreadable rows that are logged, for a table that is damaged throughout.
 _MAX_LOGGED = 1000
@@ -56,7 +57,7 @@ _KINDS = (HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS)
 
 
 class Upkeep:
-    """Removes them step by step, in cycles from the first row of the table to the last."""
+    """Removes such rows and fences step by step, in cycles from the first row of the table to the last."""
 
     def __init__(self, pool: Pool, tables: Tables, owners: Owners, *, timeout_s: float, kept_s: float) -> None:
         self._pool = pool
@@ -163,8 +164,8 @@ class Upkeep:
     async def _epochs_of_entries(self, prefix: bytes) -> tuple[int | None, set[int]] | None:
         """Do the same for the payload table of a topic without stored messages; its chains may have very many entries.
 
-        Those of a generation come before its other rows, and are ordered by epoch as messages are. None: there are
-        stored messages. They are ordered by pointer, so each would have to be read.
+        A generation's entries precede its other rows, and are ordered by epoch as messages are. None: there are stored
+        messages, which are ordered by pointer, so each would have to be read.
         """
         first: int | None = None
         others: set[int] = set()

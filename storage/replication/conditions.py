@@ -13,10 +13,10 @@ _FIRST, _SECOND, _WRONG = b"1", b"2", b"3"
 
 
 def check_replacement(name: str) -> Steps[None]:
-    """Replace an object, and try to replace it in its former version. ``name`` is of no other object.
+    """Replace an object, and try to replace it in its former version. ``name`` must not be that of another object.
 
     Raises:
-      Unconditional: the object store does that.
+      Unconditional: the object store replaces it nevertheless.
     """
     while (found := (yield Get(name))) is None:
         yield Create(name, _FIRST)

@@ -198,7 +198,7 @@ def test_errors_of_the_daemon_are_classes_with_hints(client: Client, topic: str)
         client.publish(topic, [])
 
 
-def test_routes_that_the_daemon_lacks_are_not_waited_for(client: Client, topic: str):
+def test_a_call_does_not_wait_for_a_route_that_the_daemon_lacks(client: Client, topic: str):
     with pytest.raises((InvalidProperty, TransactionsUnavailable)):
         client.create_topic("tx", transactional="nonsense")
 

@@ -144,7 +144,7 @@ def _of_acknowledged(log: _Log, request: Sent) -> Iterator[Anomaly]:
     stretch = _stretch(log, request.first_id, request.last_id)
     if tuple(log.payloads[message_id] for message_id in stretch) != request.payloads:
         where = f"{request.first_id.hex()} to {request.last_id.hex()}"
-        yield Anomaly("lost", f"{len(request.payloads)} were acknowledged at {where}, {len(stretch)} are there")
+        yield Anomaly("lost", f"{len(request.payloads)} were acknowledged at {where}, {len(stretch)} are stored")
 
 
 def _of_time(sent: Sequence[Sent]) -> Iterator[Anomaly]:
@@ -194,7 +194,7 @@ def _of_stretch(log: _Log, page: Seen) -> Iterator[Anomaly]:
         if log.payloads.get(message_id) == payload:
             continue
         if message_id in log.payloads or not log.has_expired(message_id, _owner(log, message_id, payload)):
-            yield Anomaly("vanished", f"{page.reader} saw {payload!r} at {message_id.hex()}, where it is no more")
+            yield Anomaly("vanished", f"{page.reader} saw {payload!r} at {message_id.hex()}, where it no longer is")
 
 
 def _of_parts(log: _Log, page: Seen) -> Iterator[Anomaly]:

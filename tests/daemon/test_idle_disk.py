@@ -12,7 +12,7 @@ from tests.daemon.test_crash_ring import SIZES
 SETTINGS = ("retention.interval_s=0.1", "storage.min_free_bytes=0", *SIZES["smallest sizes"])
 #: Topics with one message left each: together less than half of a volume.
 QUIET = [f"quiet{number}" for number in range(20)]
-#: More than the probes and the log write, and far less than a daemon that rewrites volumes in every round.
+#: More bytes than the probes and the log write, but far fewer than a daemon writes that rewrites volumes every round.
 MOST_BYTES = 1 << 20
 
 

@@ -115,4 +115,4 @@ async def test_transactions_stay_whole_when_the_clock_is_an_hour_back_or_ahead_a
                     await check_all(talk, plot, TOPICS)
             daemon.kill()
     ids = [each.id for each in plot.transactions]
-    assert ids == sorted(set(ids)), "ids exceed every id ever given"
+    assert ids == sorted(set(ids)), "each id is above all earlier ones"

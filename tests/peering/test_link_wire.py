@@ -76,7 +76,7 @@ async def test_exceeding_the_credit_ends_the_link(caplog):
 
 @given(st.binary(max_size=400))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-def test_any_bytes_end_the_serving_side_in_good_order(data):
+def test_any_bytes_end_the_serving_side_cleanly(data):
     async def main() -> None:
         await served(PREFACE + data)
 
@@ -90,7 +90,7 @@ def test_any_bytes_end_the_serving_side_in_good_order(data):
     (FrameKind.LEAVING, 0), (FrameKind.ANSWER, 1, None, b""), (FrameKind.CREDIT, 4, "x"),
 ]), max_size=12))  # fmt: skip
 @settings(max_examples=100)
-def test_frames_in_any_order_end_the_serving_side_in_good_order(frames):
+def test_frames_in_any_order_end_the_serving_side_cleanly(frames):
     async def main() -> None:
         await served(PREFACE + b"".join(frame(*each) for each in frames))
 

@@ -373,12 +373,12 @@ def test_a_killed_replay_continues_and_each_message_is_published_once(spark, cli
             command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         eventually(
-            "a chunk is there",
+            "a chunk is published",
             lambda: client.admin.messages("again", limit=1) or process.poll() is not None,
             SPARK_PATIENCE_S,
         )
         os.killpg(process.pid, signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
         assert 0 < len(list(client.read("again"))) < 300
-        assert run_program(replay, command[3:], "replay") == 0  # the same words
+        assert run_program(replay, command[3:], "replay") == 0  # the same command
     assert without_originals(told(client.read("again"))) == told(first)

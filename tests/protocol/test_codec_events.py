@@ -51,7 +51,7 @@ def test_events_round_trip(events, escaped, indent):
 @given(
     st.sampled_from(["structured", "batch"]), JSONS | st.lists(EVENTS | JSONS, max_size=3) | EVENTS, st.integers(0, 99)
 )
-def test_an_invalid_event_is_refused_in_good_order(mode, value, cut):
+def test_an_invalid_event_is_refused_cleanly(mode, value, cut):
     for body in (json.dumps(value).encode(), json.dumps(value).encode()[:cut]):
         with suppress(BadRequest):
             decode_events(mode, {}, body)

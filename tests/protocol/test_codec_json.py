@@ -58,7 +58,7 @@ def test_a_character_beyond_iso_8859_1_is_not_a_byte():
         publish(messages=[{"bytes": "a\u20ac"}])
 
 
-def test_an_answer_is_text_where_it_is_utf_8_and_base64_where_not():
+def test_an_answer_is_text_where_it_is_utf_8_and_base64_otherwise():
     page = page_of('é"\\\n\x7f\u2028😀'.encode(), b"\xff", b"", b"\xed\xa0\x80")
     assert [message["payload"] for message in answered(JSON.encode_page(page))] == [
         'é"\\\n\x7f\u2028😀',
@@ -171,7 +171,7 @@ def test_an_unknown_field_names_the_nearest(wrong, right):
     assert repr(right) in caught.value.hint
 
 
-def test_an_unknown_field_near_to_nothing_names_all():
+def test_the_refusal_of_an_unknown_field_without_a_near_name_lists_all_names():
     with pytest.raises(UnknownField) as caught:
         poll(zzz=1)
     assert "startFrom" in caught.value.hint
@@ -230,7 +230,7 @@ def test_a_start_is_an_id_or_a_time():
     assert poll(startFrom={"bytes": ID.decode("latin-1")}).start_from == ID
 
 
-def test_a_start_of_another_form_is_refused():
+def test_a_start_of_any_other_form_is_refused():
     with pytest.raises(InvalidMessageId) as caught:
         poll(startFrom="1700000000000")
     assert "without quotes" in caught.value.hint

@@ -119,7 +119,7 @@ async def test_a_change_is_recorded_before_it_is_answered(daemon):
     assert (refused["outcome"], refused["status"], refused["code"]) == ("refused", 404, "topic_not_found")
 
 
-async def test_ending_an_own_transaction_is_not_recorded_and_ending_that_of_another_is(daemon):
+async def test_ending_ones_own_transaction_is_not_recorded_and_ending_another_names_is(daemon):
     first, second = [(await daemon.ask("owner", "POST", "/v1/transactions")).json()["id"] for _ in range(2)]
     await daemon.ask("owner", "POST", f"/v1/transactions/{first}/abort")
     assert await records(daemon) == []
@@ -128,7 +128,7 @@ async def test_ending_an_own_transaction_is_not_recorded_and_ending_that_of_anot
     assert (record["action"], record["target"], record["name"]) == ("transaction.abort", str(second), "operator")
 
 
-async def test_an_attempt_to_end_the_transaction_of_another_without_operate_is_recorded(daemon):
+async def test_an_attempt_to_end_another_names_transaction_without_operate_is_recorded(daemon):
     theirs = (await daemon.ask("other", "POST", "/v1/transactions")).json()["id"]
     assert (await daemon.ask("owner", "POST", f"/v1/transactions/{theirs}/abort")).status_code == 403
     assert (await daemon.ask("owner", "POST", "/v1/transactions/17/abort")).status_code == 404
@@ -137,7 +137,7 @@ async def test_an_attempt_to_end_the_transaction_of_another_without_operate_is_r
 
 
 @pytest.mark.parametrize("verb", ["prepare", "commit", "checkpoint"])
-async def test_an_attempt_to_decide_the_transaction_of_another_is_recorded(daemon, verb):
+async def test_an_attempt_to_decide_another_names_transaction_is_recorded(daemon, verb):
     theirs = (await daemon.ask("other", "POST", "/v1/transactions")).json()["id"]
     assert (await daemon.ask("owner", "POST", f"/v1/transactions/{theirs}/{verb}")).status_code == 403
     (record,) = await gathered(daemon, 1)
@@ -252,7 +252,7 @@ async def test_many_networks_without_a_name_hide_no_refusal_of_a_name(autojump_c
     assert made.lost_records == MAX_KINDS
 
 
-async def test_a_reload_does_not_wait_for_the_next_turn_of_refusals(mock_clock):
+async def test_a_reload_does_not_wait_for_the_next_round_of_refusals(mock_clock):
     del mock_clock  # with it no time passes
     made = audit_of()
     for number in range(100):

@@ -47,7 +47,7 @@ def publish(made, who, size, topic="t"):
     made.enter(who, "publish", "ns", topic, size)
 
 
-def test_a_bucket_has_two_seconds_and_fills_by_the_clock():
+def test_a_bucket_holds_two_seconds_worth_and_fills_by_the_clock():
     clock = Clock()
     made = quotas(BYTES, clock)
     publish(made, A, 2000)
@@ -95,7 +95,7 @@ def test_a_refused_request_takes_nothing_from_any_bucket():
         made.enter(A, "get_topic", "ns", "t", 0)
 
 
-def test_the_difference_to_the_real_cost_is_owed():
+def test_the_difference_from_the_real_cost_is_owed():
     clock = Clock()
     made = quotas('[[quota]]\nto = ["*"]\npublish_messages_per_s = 10\npoll_bytes_per_s = 100\n', clock)
     publish(made, A, 1)
@@ -451,7 +451,7 @@ def connected(daemon):
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_a_name_has_as_many_connections_as_its_quota_and_names_without_one_any_number(tmp_path, listener):
+async def test_a_name_has_as_many_connections_as_its_quota_and_a_name_without_one_any_number(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon, AsyncExitStack() as stack:
         await daemon.ask("operator", "PUT", f"{T}/a", json={})
         daemon.files.grant(GRANTS + '[[quota]]\nto = ["owner", "other"]\nconnections = 2\n')
@@ -540,7 +540,7 @@ async def test_transactions_that_begin_at_once_are_no_more_than_the_quota(tmp_pa
         assert over.headers["ratelimit-policy"] == '"open_transactions";q=3'
 
 
-async def test_a_connection_too_many_over_http_2_is_answered_and_ends(tmp_path):
+async def test_one_connection_too_many_over_http_2_is_answered_and_ends(tmp_path):
     async with named(tmp_path) as daemon:
         daemon.files.grant(GRANTS + '[[quota]]\nto = ["owner"]\nconnections = 1\n')
         await daemon.reload()

@@ -19,7 +19,7 @@ from pyspark_plainsong.columns import read_schema
 from pyspark_plainsong.range_reader import FrameBatches
 
 ALL = read_schema(include_transaction=True)
-#: Milliseconds that Spark's microseconds hold.
+#: Ids with times that Spark can hold in microseconds.
 IDS = st.builds(pack_id, st.integers(0, 2**52), st.integers(0, 65535), st.integers(0, 2**52), st.integers(0, 65535))
 ATTRIBUTES = st.dictionaries(st.sampled_from(["routingKey", "a", "ü", "k" * 40]), st.text(max_size=40), max_size=3)
 MESSAGES = st.lists(
@@ -93,7 +93,7 @@ def test_a_truncated_body_is_an_error_and_never_a_shorter_page(messages, data):
     cut = data.draw(st.integers(0, len(body) - 1))
     with pytest.raises(BrokenFrames):
         FrameBatches(ALL, "demo", "orders").batch(body[:cut])
-    with pytest.raises(BrokenFrames):  # a piece is missing, and the end is there
+    with pytest.raises(BrokenFrames):  # a piece is missing, but the end is present
         FrameBatches(ALL, "demo", "orders").batch(body[: min(cut, len(body) - 25)] + body[-24:])
 
 

@@ -10,7 +10,7 @@ Service: TypeAlias = Annotated[str, Json("identifies the transaction service; id
 
 @component("BegunTransaction")
 class BegunTransaction(TypedDict):
-    """A transaction that was begun, or has another write pointer."""
+    """A transaction that was begun, or that got a new write pointer."""
 
     id: Pointer
     writePointer: Pointer

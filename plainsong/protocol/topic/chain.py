@@ -385,7 +385,7 @@ def with_first(positions: Sequence[bytes], record: dict[str, object]) -> dict[st
 def record_of_wire(first: bytes, count: int, wire: bytes) -> dict[str, object]:
     """Return the record of an entry of ``count`` messages from the position ``first`` on, given their wire form.
 
-    They must have no write pointer, no attributes and no their own times to live.
+    They must have no write pointer, no attributes and no times to live of their own.
     """
     if count == 1:
         return {"d": sha256(_ONE + wire).digest()}

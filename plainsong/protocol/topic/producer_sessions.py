@@ -89,7 +89,7 @@ def _retention_ms(state: TopicState, producer: Producer | None, ask: OpenProduce
     is_long = producer is not None and producer.retention_ms is not None
     if not is_long and state.producers.long_retention >= limits.max_long_producers:
         raise TooManyProducers(
-            f"{state.producers.long_retention} producers of topic {state.name} are remembered for longer than by default",
+            f"{state.producers.long_retention} producers of topic {state.name} are remembered for longer than the default",
             hint="open it without a retention, or raise deduplication.max_long_producers",
         )
     return ask.retention_ms

@@ -389,7 +389,7 @@ class RowBatch:
 class OpenEntry:
     """An entry of the topic's chain that covers consecutive requests of a step.
 
-    The requests have no write pointer, no attributes and no their own times to live. So a commit of many small
+    The requests have no write pointer, no attributes and no times to live of their own. So a commit of many small
     requests costs only one more row, and two hashes.
     """
 
