@@ -99,8 +99,8 @@ def answer_request(
 ) -> None:
     """Have ``handler`` answer the request of a call, as a listener does, and reply with its answer.
 
-    A short answer is sent in the turn in which the handler gives it, without a task. A stream that fails before its
-    first byte counts as an error.
+    A short answer is sent as soon as the handler gives it, without a task. A stream that fails before its first byte
+    counts as an error.
 
     Args:
       room: accounts for the answer until it is sent.

@@ -1,9 +1,9 @@
-"""The keeper's thread: handles messages in their order, and long work between them.
+"""The keeper's thread: handles messages in order, and long work between them.
 
 Three kinds of callers send messages: the commit, the event loop and readers. None of them waits. Long work is a
 generator that pauses: between two of its steps the thread handles the messages that have arrived. A step may hand an
 operation to the commit, the only writer of the set of volumes. Three rules keep the threads from waiting for each other
-in a cycle, and keep an operation from being applied to a state that it was not made from:
+in a cycle, and keep an operation from being applied to a state that it was not made for:
 
     the thread never blocks to wait for the commit: until the answer arrives it still handles urgent messages, those
     that the commit may wait for; all others stay in the backlog

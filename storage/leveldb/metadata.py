@@ -149,7 +149,7 @@ class Metadata:
     def __init__(self, database: Database) -> None:
         self._database = database
         #: Guards ``_waiting`` and ``_leaving``. Held during changes and reads of memory, never during disk access. No
-        #: other lock is taken under it.
+        #: other lock is taken while it is held.
         self._lock = threads.Lock()
         self._waiting = Waiting()
         #: Being written to the database by a checkpoint; nothing is added to it.

@@ -52,8 +52,8 @@ def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenData
                 check_files(volume.path)
         for volume in volumes:
             logs = volume.read_index(metadata, check=check)
-            # A newest volume was written after its index if a daemon ended before it removed that. Indexes of earlier
-            # versions lack the lengths of logs: they are compared with the journal later.
+            # If a daemon ended before it removed the index of its newest volume, the index is older than the volume.
+            # Indexes of earlier versions lack the lengths of logs: they are compared with the journal later.
             is_old = volume is volumes[-1] and logs and logs != log_sizes(volume.path)
             volume.is_known = logs is not None and not is_old
             volume.has_log_sizes = bool(logs)
@@ -93,7 +93,7 @@ def _lost_by_a_race(directory: Path, listed: Sequence[Listed], options: LevelDBO
         if path.suffix or int(path.name) <= listed[-1].number:
             continue
         if not _has_files_of_rows(path):
-            continue  # a next volume that was never listed
+            continue  # a new volume that was never listed
         # Errors are raised: ``remove_unlisted`` would remove acknowledged rows that cannot be read at the moment.
         check_files(path)
         database = Database(path, options.volume_shape(packed=True), create=False)
@@ -187,8 +187,8 @@ def _check_journal(volumes: Sequence[Volume], metadata: Metadata) -> None:
             )
     if not known or max(volume.journal_last for volume in known) >= metadata.position:
         return
-    # The metadata may be ahead only of entries that went with their volume. A dropped volume leaves a gap in the
-    # numbers, a rewritten one has a suffix.
+    # The metadata may be ahead only of entries that were removed with their volume. A dropped volume leaves a gap in
+    # the numbers, a rewritten one has a suffix.
     later = volumes[volumes.index(known[-1]) + 1 :]
     if all(each.number == known[-1].number + at and not each.path.suffix for at, each in enumerate(later, 1)):
         raise StoreDamaged(

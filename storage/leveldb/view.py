@@ -88,7 +88,7 @@ class PinnedView:
         self._snapshots[volume.name] = snapshot
 
     def close(self) -> list[Volume]:
-        """Close the snapshots; return the volumes whose leases the caller ends. No reader is inside. Idempotent."""
+        """Close the snapshots; return the volumes whose leases the caller must end. No reader may be inside. Idempotent."""
         self.ended = self.is_closed = True
         snapshots, self._snapshots = self._snapshots, {}
         for snapshot in snapshots.values():

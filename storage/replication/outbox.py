@@ -2,7 +2,7 @@
 
 The store's writing threads put batches in, the event loop takes them out. If the bound is exceeded, or the store was
 reopened in the middle of a write, all later commits are given up together: the log then has a gap, and a restore needs a
-complete base from after it.
+complete base that begins after it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Restarted:
     """The first commit number after everything else was given up."""
 
     last: int
-    """The last commit that was given up, or was before all."""
+    """The last commit handed over before: given up, or taken earlier."""
     unmade: Sequence[SealedChange]
     """Changes of given-up commits that the store is still making: a base that begins earlier would lack them."""
 
@@ -63,8 +63,8 @@ class Outbox:
         """Args:
         shift: added to the store's numbers: see ``record.Record.shift``.
         continues: the commit of the log that is the store's last one when it is opened, instead of ``shift``.
-        max_bytes: a commit beyond them is given up, with all that wait.
-        full_bytes: with these, ``on_full`` is called, in the store's thread.
+        max_bytes: a commit that exceeds this bound is given up, with all that follow.
+        full_bytes: when this many bytes wait, ``on_full`` is called, in the store's thread.
         """
         self._max_bytes = max_bytes
         self._full_bytes = full_bytes
@@ -81,7 +81,7 @@ class Outbox:
         self._unmade: list[SealedChange] = []
         #: The last batch that may be visible. Written by the store's threads.
         self.newest = 0
-        #: A batch that was handed over is perhaps not durable here: the process must end.
+        #: A batch that was handed over may not be durable here: the process must end.
         self.is_torn = False
         #: See ``Shipper.unsent``: the store's own number. Written by the event loop.
         self.unsent = NO_COMMIT
@@ -189,14 +189,14 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """Commits that a directory has and its log may lack, as its journal names them."""
+    """Commits that a directory has but its log may lack, according to the directory's journal."""
 
     entries: Sequence[tuple[int, bytes]]
     """Numbers and journal entries, without a gap up to the store's last commit."""
 
     @classmethod
     def of(cls, tables: LevelDBTables, after: int, max_bytes: int, shift: int = 0) -> Unsent:
-        """Read them. For a thread, before anything is written. Raises StoreError."""
+        """Read the unsent commits. For a thread, before anything is written. Raises StoreError."""
         entries = [(number + shift, value) for number, value in tables.entries_after(after - shift, max_bytes)]
         try:
             known = [decode_keys(value) is not None for _, value in entries]
@@ -207,8 +207,8 @@ class Unsent:
     def commits(self, tables: LevelDBTables, after: int, time_ms: int) -> list[Commit]:
         """Return the commits after one of them. For a thread, before anything else is written. Raises StoreError.
 
-        The last one has everything: each row as it is now. The others are empty. So the log has no state that lies
-        between, and the last one exactly.
+        The last one has every changed row in its present state; the others are empty. So the log has no intermediate
+        state, but exactly the last one.
         """
         entries = [value for number, value in self.entries if number > after]
         changes: dict[bytes, bytes | None] = {}

@@ -127,7 +127,7 @@ def test_set_without_a_value_is_refused(plainsong):
     assert plainsong("config", "check", "--set", "log.access")[0] == Exit.USAGE
 
 
-def test_config_show_is_a_settings_file_again(plainsong, tmp_path):
+def test_config_show_prints_a_valid_settings_file(plainsong, tmp_path):
     _, out, _ = plainsong("config", "show", "--set", 'storage.data_dir=a\\b"c', "--set", "http.gzip_min_bytes=1000")
     tables = tomllib.loads(out)
     assert tables["storage"]["data_dir"] == 'a\\b"c'
@@ -155,7 +155,7 @@ def test_config_show_json_is_for_programs(plainsong):
     assert with_origin["storage.data_dir"] == {"value": "data", "origin": "default"}
 
 
-def test_a_closed_pipe_ends_the_command_in_silence():
+def test_a_closed_pipe_ends_the_command_silently():
     reader, writer = os.pipe()
     os.close(reader)
     program = Path(sys.executable).with_name("plainsong")

@@ -187,7 +187,7 @@ async def test_avro_of_version_two_is_answered_in_kind(daemon):
     assert said(answer) == ("false", "4")
 
 
-async def test_long_runs_of_ids_in_avro_are_checked_like_any(daemon):
+async def test_long_runs_of_ids_in_avro_are_checked_like_all_others(daemon):
     await daemon.create()
     headers = {"Content-Type": AVRO_2.content_type}
     for first in (0, 0, 60):
@@ -199,7 +199,7 @@ async def test_long_runs_of_ids_in_avro_are_checked_like_any(daemon):
     assert len(await payloads(daemon)) == 160
 
 
-async def test_avro_of_version_one_knows_no_producers(daemon):
+async def test_avro_of_version_one_has_no_producers(daemon):
     await daemon.create()
     answer = await daemon.call(
         "POST",

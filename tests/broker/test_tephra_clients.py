@@ -173,7 +173,7 @@ async def test_old_and_new_clients_begin_transactions(harness, tephra, method, a
         ("startLongClientId", (None,)),
     ],
 )
-async def test_a_wrong_argument_has_the_java_name_clients_throw_again(tephra, method, args):
+async def test_a_wrong_argument_has_the_java_name_that_clients_rethrow(tephra, method, args):
     with pytest.raises(TEPHRA.Generic) as caught:
         await tephra.call(method, *args)
     assert caught.value.originalExceptionClass == ILLEGAL_ARGUMENT
@@ -215,7 +215,7 @@ async def test_a_conflict_at_commit_is_an_error_and_false_to_older_clients(tephr
     assert await tephra.call("commitTx", two) is False
 
 
-async def test_a_change_set_over_the_bound_has_the_java_name_clients_throw_again(tephra):
+async def test_a_change_set_over_the_bound_has_the_java_name_that_clients_rethrow(tephra):
     tx = await tephra.call("startShort")
     with pytest.raises(TEPHRA.Generic) as caught:
         await tephra.call("canCommitOrThrow", tx.transaction_id, [bytes(1001)])
@@ -411,7 +411,7 @@ async def test_calls_sent_together_are_answered_one_after_the_other(harness):
     await client.stream.aclose()
 
 
-async def test_a_call_of_a_client_that_has_sent_its_last_is_answered(harness):
+async def test_a_call_of_a_half_closed_client_is_answered(harness):
     client = await raw(harness)
     await client.send(("startShort",))
     await client.stream.send_eof()

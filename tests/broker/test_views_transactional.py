@@ -269,7 +269,7 @@ async def test_measuring_waits_for_the_transaction_that_holds_it(nursery):
         held = await harness.begin()
         await harness.publish("b", pointer=held["writePointer"])
         brought = await harness.offsets(start=answers[0]["end"], transaction=one["snapshot"], waitMs=60_000)
-        assert (brought["count"], brought["end"]) == (0, answers[0]["end"]), "its snapshot never learns of it"
+        assert (brought["count"], brought["end"]) == (0, answers[0]["end"]), "its snapshot never includes it"
 
 
 # --- many topics ----------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ async def test_a_given_snapshot_hides_later_commits():
         pointers = {name: one["writePointer"] for name, one in (await everything(harness)).items()}
         view = Transaction(max(pointers.values()), 1, 1, (pointers["invalid"],), (pointers["done"],))
         brought = b2a_base64(encode_transaction(view), newline=False).decode()
-        assert (await harness.offsets(transaction=brought))["count"] == 1, "what is committed since was open then"
+        assert (await harness.offsets(transaction=brought))["count"] == 1, "a transaction committed since was open then"
 
 
 # --- without a transaction service ----------------------------------------------------------------
@@ -347,5 +347,5 @@ async def test_without_a_service_commits_are_refused_and_everything_else_works()
         assert (await harness.offsets())["count"] == 2
         own = Transaction(START_MS * 1_000_000, 1, 1)
         brought = b2a_base64(encode_transaction(own), newline=False).decode()
-        assert (await harness.offsets(transaction=brought))["count"] == 2, "a snapshot one brings needs no service"
+        assert (await harness.offsets(transaction=brought))["count"] == 2, "a snapshot in the request needs no service"
         assert await harness.reader() == {"visible": 2, "hidden": 0, "expiredUnread": 0, "estimated": False}

@@ -86,7 +86,7 @@ def test_a_wrong_line_ends_a_publish_after_the_lines_before_it(cli, spawn, numbe
     assert cli("poll", numbers).lines == ["a", "b", "e"]
 
 
-def test_a_closed_pipe_ends_the_command_in_silence(cli, spawn, numbers):
+def test_a_closed_pipe_ends_the_command_silently(cli, spawn, numbers):
     cli("publish", numbers, *(["x" * 1000] * 1000))
     for verb in (("poll", numbers), ("tail", numbers, "--from", "oldest")):
         process = spawn(*verb, env={**os.environ, "PYTHONUNBUFFERED": "1"})

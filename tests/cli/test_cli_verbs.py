@@ -138,7 +138,7 @@ def test_an_import_makes_the_topics_match_the_file(cli, home, namespace):
     assert cli("topic", "list", "--namespace", f"{namespace}_2").lines == ["till"]
 
 
-def test_an_import_resets_what_the_file_does_not_name_of_a_topic(cli, home, namespace):
+def test_an_import_resets_properties_of_a_topic_that_the_file_does_not_name(cli, home, namespace):
     cli("topic", "create", "orders", "ttl=1h", "max_bytes=1MiB", "transactional=required")
     file = home / "topics.json"
     file.write_text(json.dumps({"topics": {"orders": {"ttl": 7200, "transactional": "default"}}}))
@@ -264,7 +264,7 @@ def test_an_unknown_topic_names_the_nearest(cli, greetings):
         assert "did you mean 'greetings'?" in cli(*verb, code=Exit.NOT_FOUND).err, verb
 
 
-def test_an_unknown_topic_with_none_near_says_how_to_create_one(cli):
+def test_an_unknown_topic_without_a_near_name_says_how_to_create_one(cli):
     assert "plainsong topic create orders" in cli("poll", "orders", code=Exit.NOT_FOUND).err
 
 
@@ -281,7 +281,7 @@ def test_a_verb_that_removes_does_not_suggest_creating(cli, greetings):
 @pytest.mark.parametrize(
     ("answers", "hint"), [(True, "it is running, and reports above why"), (False, "is it running?")]
 )
-def test_a_running_daemon_that_is_not_ready_gets_no_question_whether_it_runs(cli, monkeypatch, answers, hint):
+def test_the_hint_for_a_running_daemon_that_is_not_ready_does_not_ask_if_it_runs(cli, monkeypatch, answers, hint):
     found = ProbeResult("http://a", answers=answers, seconds=[0.1], reasons=["10 bytes are free"], detail="refused")
     monkeypatch.setattr("plainsong.cli.ping.ask", lambda *_, **__: [found])
     assert f"hint: {hint}" in cli("doctor", "--ready", code=Exit.UNAVAILABLE).err
@@ -345,7 +345,7 @@ def test_ping_live_accepts_a_daemon_that_is_not_ready_and_nothing_else(alone, tm
     assert "no daemon answers" in gone.err
 
 
-def test_ping_and_doctor_recognise_a_daemon_that_shows_its_version_to_names_alone(alone, tmp_path):
+def test_ping_and_doctor_recognise_a_daemon_that_shows_its_version_only_to_authenticated_clients(alone, tmp_path):
     with Daemon(tmp_path / "data", "security.authentication=required") as daemon:
         url = url_of(daemon)
         assert alone("doctor", "--ready", "--url", url, code=0).out.endswith(

@@ -281,7 +281,7 @@ def test_a_dead_letter_is_stored_once_until_it_is_forgotten(cli, running, monkey
         assert len(client.admin.producers("dead")["producers"]) == 2
 
 
-def test_a_large_dead_letter_has_longer_by_a_second_for_each_16_kib():
+def test_a_large_dead_letter_has_a_second_more_for_each_16_kib():
     producer = MagicMock()
     client = MagicMock(namespace="n")
     client.producer.return_value.__enter__.return_value = producer

@@ -29,7 +29,7 @@ def test_every_call_that_is_listed_can_be_made(kind: type, name: str, arguments:
     inspect.signature(method).bind(*positional, **keywords)
 
 
-def test_all_that_can_be_done_with_a_topic_is_listed():
+def test_everything_that_can_be_done_with_a_topic_is_listed():
     assert len(re.findall(r"^\| `\w+\(topicId", TABLE, re.MULTILINE)) == 21
     assert {name for name, _ in CALLS} >= {
         "create_topic",

@@ -32,7 +32,7 @@ def test_get_returns_messages_one_by_one_and_none_after_the_timeout(client: Clie
     assert not reader.has_ended
     client.publish(topic, [b"3", b"4"])
     assert reader.get(timeout_s=PATIENCE_S).payload == b"3"
-    assert next(iter(reader)).payload == b"4", "a loop continues where get was"
+    assert next(iter(reader)).payload == b"4", "a loop continues where get stopped"
     reader.close()
 
 

@@ -51,7 +51,7 @@ def in_virtual_time(line: Line, work: Callable[[AsyncClient], Awaitable[Any]]) -
     return trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_an_undeliverable_message_is_tried_for_its_time_and_then_reported():
+def test_an_undeliverable_message_is_retried_until_its_time_is_over_and_then_reported():
     line = Line(lambda _: NO_DAEMON)
 
     async def work(client: AsyncClient) -> None:

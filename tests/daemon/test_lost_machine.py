@@ -79,7 +79,7 @@ async def test_transactions_are_whole_for_every_reader_through_losses_of_the_mac
 
 
 class PlaguedMachine(MortalMachine):
-    """A machine whose requests to the object store fail in every way, but for those of a restore and of a start."""
+    """A machine whose requests to the object store fail in every way, except those of a restore and of a start."""
 
     def __init__(self, *words: object, proxy: S3Proxy, **options: object) -> None:
         self.proxy, self.random = proxy, Random(SEED)
@@ -95,7 +95,8 @@ class PlaguedMachine(MortalMachine):
         return self.random.choice(PLAGUES) if self.random.random() < 0.1 else None
 
 
-#: The clients of the ring know no refusals: no request hangs for ``timeout_s``. After FORBIDDEN the daemon pauses for seconds.
+#: The ring's clients do not expect refusals, so no request may hang for ``timeout_s``; and after FORBIDDEN the daemon
+#: pauses for seconds.
 PLAGUES = [each for each in Fault if each not in (Fault.HANG, Fault.FORBIDDEN)]
 
 

@@ -1,4 +1,4 @@
-"""The ring of transactions: the real daemon, killed repeatedly, never shows part of one, or messages rolled back."""
+"""The ring of transactions: a daemon killed repeatedly never shows part of a transaction or rolled-back messages."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def die(daemon: Daemon, place: Place, how: str, rng: Random) -> None:
     """End the daemon: under load, after a freeze, after it has stopped, or again while it starts."""
     if how == "pause":
         daemon.signal(signal.SIGSTOP)
-        await trio.sleep(rng.random() * 1.2)  # transactions time out during it
+        await trio.sleep(rng.random() * 1.2)  # transactions time out in the meantime
         daemon.signal(signal.SIGCONT)
         await place.more(acknowledged=2, polled=1)
     if how == "leave":

@@ -60,7 +60,7 @@ async def test_a_streamed_body_arrives_piece_by_piece():
     assert body.closed.is_set()
 
 
-async def test_a_slow_reader_of_one_answer_holds_up_neither_the_others_nor_memory():
+async def test_a_slow_reader_of_one_answer_neither_delays_the_others_nor_fills_memory():
     body = Pieces(1_000_000, 1000)
     async with linked(giving(body), SMALL) as pair:
         reply = await pair.link.call("stream", None)
@@ -76,7 +76,7 @@ async def test_a_slow_reader_of_one_answer_holds_up_neither_the_others_nor_memor
         await body.closed.wait()
 
 
-async def test_closing_an_answer_ends_it_there():
+async def test_closing_an_answer_ends_it_at_its_sender():
     body = Pieces(1_000_000, 1000)
     async with linked(giving(body), SMALL) as pair:
         reply = await pair.link.call("stream", None)
@@ -221,7 +221,7 @@ async def test_a_message_over_the_bound_is_refused():
         assert isinstance(outcome.error, RequestTooLarge)
 
 
-async def test_leaving_a_conversation_cancels_it_there():
+async def test_leaving_a_conversation_cancels_it_at_the_other_end():
     cancelled = trio.Event()
 
     async def waits(call) -> Reply:
@@ -273,7 +273,7 @@ def leaving_at(link, kind: FrameKind, scope: trio.CancelScope) -> None:
     link.on_frame = on_frame
 
 
-async def test_a_caller_that_leaves_as_its_stream_begins_ends_it_there():
+async def test_a_caller_that_leaves_as_its_stream_begins_ends_it_at_its_sender():
     body = Pieces(100, 4_000)
     async with linked(giving(body), SMALL) as pair:
         with trio.CancelScope() as scope:
@@ -285,7 +285,7 @@ async def test_a_caller_that_leaves_as_its_stream_begins_ends_it_there():
         assert body.closed.is_set()
 
 
-async def test_a_caller_that_leaves_as_its_conversation_begins_ends_it_there():
+async def test_a_caller_that_leaves_as_its_conversation_begins_ends_it_at_the_other_end():
     cancelled = trio.Event()
 
     async def dispatch(call) -> Reply:

@@ -79,7 +79,7 @@ def test_the_number_of_skipped_messages_is_bounded(client, lag, monkeypatch):
     assert lag("audit") == {"audit": 60}
 
 
-def test_a_daemon_that_does_not_answer_leaves_the_metrics_as_they_were(client, lag):
+def test_a_daemon_that_does_not_answer_leaves_the_metrics_unchanged(client, lag):
     client.create_topic("gone")
     client.admin.delete_topic("gone")
     assert lag("gone", "audit") == {"audit": 0}

@@ -38,7 +38,7 @@ def test_a_tracestate_that_cannot_be_passed_on_is_left_out(state):
     assert trace_of({"traceparent": PARENT, "tracestate": state}) == {"traceparent": PARENT}
 
 
-def test_a_tracestate_alone_says_nothing():
+def test_a_tracestate_alone_is_ignored():
     assert trace_of({"tracestate": "a=1"}) == {}
 
 

@@ -25,7 +25,7 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=3600.0, help="how long")
     parser.add_argument("--seed", type=int, help="one schedule, again")
-    parser.add_argument("--steps", type=int, default=STEPS, help="what each writer does in a schedule")
+    parser.add_argument("--steps", type=int, default=STEPS, help="operations of each writer in a schedule")
     parser.add_argument("--world", choices=WORLDS, default="tables", help="whose threads (default: %(default)s)")
     chosen = parser.parse_args()
     how = WORLDS[chosen.world]

@@ -294,7 +294,7 @@ def test_zeros_are_never_written_over_what_was_not_announced(database, monkeypat
     found.close()
 
 
-def test_without_room_for_zeros_commits_work_as_well(database, monkeypatch):
+def test_without_room_for_zeros_commits_still_work(database, monkeypatch):
     syncs = Syncs(monkeypatch)
 
     def full(*_):

@@ -65,7 +65,7 @@ class Producers:
         return await self._open(request, secrets.token_hex(16), must_be_new=True)
 
     async def open_named(self, request: Request) -> Answer:
-        """Open a session of a name, and fence older ones durably before answering.
+        """Open a session under a name, and fence older ones durably before answering.
 
         Raises:
           TopicNotFound, GenerationChanged, DeduplicationDisabled, TooManyProducers: nothing happened.
@@ -97,7 +97,7 @@ class Producers:
             raise
 
     async def show(self, request: Request) -> Answer:
-        """Answer with one producer; with ``generation`` even of a deleted topic that is not cleaned yet.
+        """Answer with one producer; with ``generation`` also one of a deleted topic that has not been cleaned yet.
 
         Raises:
           TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired: reading changes nothing.

@@ -94,7 +94,7 @@ class ArchiveWriter:
         self._table: TopicTable | None = None
 
     def put(self, rows: DataFrame, bounds: layout.Range) -> Batch | None:
-        """Write all messages of a range as one commit; None if the table has them.
+        """Write all messages of a range as one commit; None if the table has them already.
 
         Raises CommandFailed, or what Spark raises: they are not part of the archive.
         """
