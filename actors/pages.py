@@ -211,7 +211,7 @@ class Pages:
         """Remember where a page ended, and read ahead if its reader walks through the topic.
 
         Args:
-          bounds: of the page.
+          bounds: the page's bounds.
           arrived_s: when it was requested.
           turn: the value of ``KeptChunks.turn`` when the span was made.
         """

@@ -139,7 +139,7 @@ class SecondCopy:
         holder: str = "",
     ) -> None:
         """Args:
-        directory: of the store.
+        directory: the store's directory.
         base_bytes_per_s: ``backup.bytes_per_s``; 0: no limit, except for the pauses.
         holder: the name of this machine, for people.
         """

@@ -171,7 +171,7 @@ class Catalogue:
         self._read_s = float("-inf")
         self._elsewhere: dict[TopicName, Figures] = {}
         self._reading: _Reading | None = None
-        #: A read belongs to no request, so it runs in the context from before any.
+        #: A read belongs to no request, so it runs in a context that was copied before any request.
         self._context = copy_context()
 
     async def has(self, name: TopicName) -> bool:

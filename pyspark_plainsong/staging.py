@@ -192,7 +192,7 @@ def store_body(
 
     Args:
       ttls_s: seconds to live, one for each message.
-      attributes: of each message, its routing key among them as ``routingKey``.
+      attributes: each message's attributes, including its routing key as ``routingKey``.
     """
     count = len(payloads)
     pointer = _NULL_LAST if under.write_pointer is None else b"\x00" + zigzag(under.write_pointer)

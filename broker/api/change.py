@@ -33,7 +33,7 @@ def change_answer(
     """Return the answer to a change, or to its dry run.
 
     Args:
-      etag: of the state that a dry run has read, or that a change has produced.
+      etag: the ETag of the state that a dry run has read, or that a change has produced.
       more: fields that the route already had before changes reported their effect.
     """
     return json_answer(

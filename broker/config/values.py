@@ -101,7 +101,7 @@ def read_value(meaning: Meaning, raw: object, *, text: bool) -> Any:
     """Check and convert the value of a setting.
 
     Args:
-      meaning: of the setting.
+      meaning: the setting's description.
       raw: a TOML value, or text.
       text: True if it came from the environment or the command line, where everything is text.
     Raises:

@@ -131,7 +131,7 @@ class OriginCheck:
         """Return the CORS headers of every answer; none unless other origins are allowed.
 
         Args:
-          headers: of the request.
+          headers: the request's headers.
           answered: the names of the answer's own headers.
         """
         if not self.origins:

@@ -181,7 +181,7 @@ def gives_up_after(kind: type[BaseException]) -> bool:
 
 
 def _start_task(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-    """Starts a task of the event loop itself. Its end, and that of the task which starts it, do not depend on each other."""
+    """Starts a task of the event loop itself. It and the task that starts it end independently of each other."""
     if runs_in_trio():
         sys.modules["trio"].lowlevel.spawn_system_task(work, name=name, context=copy_context())
         return
@@ -403,7 +403,7 @@ class Connection:
         self._stream = stream
 
     async def send(self, data: bytes, timeout_s: float) -> None:
-        """Raises BROKEN_STREAM, which includes TimeoutError: the connection cannot be used after it."""
+        """Raises BROKEN_STREAM, which includes TimeoutError: the connection cannot be used afterwards."""
         with anyio.fail_after(timeout_s):
             await self._stream.send(data)
 
@@ -428,7 +428,7 @@ async def connect(
     """A new connection; of a Unix socket ``host`` is its path and ``port`` 0. Raises TimeoutError, BROKEN_STREAM.
 
     Args:
-      stop: for threads: ``during`` ends the opening.
+      stop: for threads; here ``during`` interrupts connecting.
     """
     if not port:
         with anyio.fail_after(timeout_s):

@@ -152,7 +152,7 @@ class AsyncMessages:
             is an input of the serializer (bytes, without one), or an ``Outgoing``. With a ``transaction`` there may be none:
             then the messages stored under it are published.
           ttl_s: their time to live in seconds, if shorter than the topic's.
-          attributes, routing_key: of all messages without their own (``Outgoing``).
+          attributes, routing_key: for all messages without their own (``Outgoing``).
           retry_unknown: also retry when an attempt may have succeeded: at least once, perhaps twice. Not in a
             transaction, which is undone as a whole instead.
           deadline_s: for this call.
@@ -179,7 +179,7 @@ class AsyncMessages:
                 )
             request.write_pointer = pointer_of(transaction)
             return await self._send(topic, request, publish_under(channel.namespace, topic, request), deadline_s)
-        # Most programs have no block: looking is cheaper than asking.
+        # Most programs have no block: reading the variable is cheaper than calling the function.
         block = block_of(self, AsyncTransactionContext) if blocks.get() and not direct else None
         if block is not None:
             return await block.publish(topic, many, ttl_s=ttl_s, serializer=serializer)
@@ -258,7 +258,7 @@ class AsyncMessages:
           topic: for ``send`` without a topic.
           linger_ms: how long the first message of a batch waits for more; even with 0, messages that arrive during a
             request are batched.
-          max_batch_messages, max_batch_bytes: of one request.
+          max_batch_messages, max_batch_bytes: for one request.
           max_pending_bytes: memory of the buffer, counting about 400 bytes per message in addition to its payload.
           overflow: when the buffer is full: ``"wait"`` (the default), ``"raise"`` BufferFull, or ``"drop"`` the
             new message.
@@ -331,7 +331,7 @@ class AsyncMessages:
             each message up to the last id is reported as a duplicate.
           optional: open even if deduplication is switched off; then a message may be stored twice, and receipts say so.
           retention_s: how long the topic remembers an idle producer, if longer than its default.
-          serializer: of all its messages.
+          serializer: for all its messages.
           linger_ms, max_batch_messages, max_batch_bytes, max_pending_bytes: as for ``publisher``.
           overflow: when the buffer is full: ``"wait"``, or ``"raise"`` BufferFull.
           delivery_timeout_s: after which an undelivered message fails; None: 120.
@@ -379,7 +379,7 @@ class AsyncMessages:
         serializer: SerializerLike = None,
         deadline_s: float | None = None,
     ) -> Receipt:
-        """A lightweight transaction without a producer: all messages in one piece, or none. Never part of a block.
+        """A lightweight transaction without a producer: all messages contiguously, or none. Never part of a block.
 
         Raises:
           as ``publish``: sent once, so after ``ConnectionLost`` the outcome is unknown; a producer would determine it.

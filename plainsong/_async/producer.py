@@ -215,7 +215,7 @@ class AsyncProducer(AsyncBuffered["ProducerQueue[AsyncSettled[Any]]", "AsyncSett
         serializer: SerializerLike = None,
         deadline_s: float | None = None,
     ) -> Receipt:
-        """A lightweight transaction in one call: all messages in one piece, or none. Never part of a block.
+        """A lightweight transaction in one call: all messages contiguously, or none. Never part of a block.
 
         Raises:
           MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages. PartialDuplicate: some
@@ -262,7 +262,7 @@ class AsyncProducer(AsyncBuffered["ProducerQueue[AsyncSettled[Any]]", "AsyncSett
     # --- the end -------------------------------------------------------------------------------
 
     async def aclose(self, timeout_s: float | None = None) -> None:
-        """Aborts an open transaction, flushes, and gives up messages left after ``timeout_s``. Idempotent.
+        """Aborts an open transaction, flushes, and drops messages left after ``timeout_s``. Idempotent.
 
         The topic remembers the name, so that its next producer continues.
 

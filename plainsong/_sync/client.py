@@ -52,9 +52,9 @@ class Client(Messages):
     happened. The client retries a call, with pauses, while that is safe and within ``deadline_s``.
 
     Args:
-      url: of the daemon, or several (a list, or one string with commas): the client fails over to the next if one is
+      url: the daemon's URL, or several (a list, or one string with commas): the client fails over to the next if one is
         unreachable or shutting down.
-      namespace: of all topics.
+      namespace: the namespace of all topics.
       token, token_file: a bearer token, or a file whose one line is one, which is read again when the daemon refuses it.
       ca_file: the authorities that are trusted for https, PEM; the system's by default.
       certificate: the files of the client's own certificate and its key, PEM, for daemons that ask for one.

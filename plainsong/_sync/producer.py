@@ -216,7 +216,7 @@ class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
         serializer: SerializerLike = None,
         deadline_s: float | None = None,
     ) -> Receipt:
-        """A lightweight transaction in one call: all messages in one piece, or none. Never part of a block.
+        """A lightweight transaction in one call: all messages contiguously, or none. Never part of a block.
 
         Raises:
           MaxTransactionSizeExceeded: over 16 MiB of serialized bytes, or 65 536 messages. PartialDuplicate: some
@@ -261,7 +261,7 @@ class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
     # --- the end -------------------------------------------------------------------------------
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Aborts an open transaction, flushes, and gives up messages left after ``timeout_s``. Idempotent.
+        """Aborts an open transaction, flushes, and drops messages left after ``timeout_s``. Idempotent.
 
         The topic remembers the name, so that its next producer continues.
 

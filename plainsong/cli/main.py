@@ -256,7 +256,7 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
     """Runs a command, reports its failure on standard error, and returns the exit code.
 
     Args:
-      arguments: of the command line, without the program's name.
+      arguments: the command line's, without the program's name.
       name: the program's name, for usage lines.
     """
     try:

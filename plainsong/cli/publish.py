@@ -377,7 +377,7 @@ class PublishRunInTransaction:
     """Publishes everything in one transaction.
 
     Args:
-      timeout_s: of the transaction; None: the daemon's default.
+      timeout_s: the transaction's time-out; None: the daemon's default.
     """
 
     how = " in one transaction"

@@ -56,7 +56,7 @@ class Runner:
     Args:
       words: the command and its arguments.
       environ: its environment, to which the variables about the message are added.
-      namespace: of the topic.
+      namespace: the topic's namespace.
       timeout_s: for one attempt; then its process group is ended.
     """
 

@@ -50,7 +50,7 @@ class Poster:
     Args:
       outward: the HTTP client.
       url: http or https.
-      namespace: of the topic.
+      namespace: the topic's namespace.
       headers: further headers, checked by ``checked_header``.
       retry_all: retry every status but 2xx.
       signer: signs each post; None: posts are not signed.

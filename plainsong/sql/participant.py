@@ -64,7 +64,7 @@ class SqlParticipant:
       session: a session with one engine, or a ``scoped_session`` for this thread's; for another database, add another
         participant with another session.
       engine: the engine, for a session with several.
-      execution_options: of the session's connection, such as ``{"isolation_level": "SERIALIZABLE"}``.
+      execution_options: for the session's connection, such as ``{"isolation_level": "SERIALIZABLE"}``.
       recover_with: a client. When the first transaction of this process begins in this database, finish those that
         earlier programs left in doubt there, by what this client's daemon knows.
     """

@@ -85,7 +85,7 @@ def broker(data_dir: str | os.PathLike[str] | None = None, **settings: object) -
     Args:
       data_dir: a new directory for LevelDB, which survives ``restart`` and ``kill``; None: a store in memory, which
         does not.
-      settings: of the daemon, with two underscores for a dot: ``http__max_body_bytes=1000``.
+      settings: the daemon's settings, with two underscores for a dot: ``http__max_body_bytes=1000``.
     Raises:
       DaemonNotInstalled, DaemonFailed.
     """

@@ -38,7 +38,7 @@ class EventSource:
     """One answer of a daemon that sends events.
 
     Args:
-      last_event_id: of the last event of an earlier answer; empty: there is none.
+      last_event_id: the id of the last event of an earlier answer; empty if there is none.
     """
 
     def __init__(self, url: str, path: str, credentials: Credentials, last_event_id: str = "") -> None:

@@ -57,7 +57,7 @@ _PROBE_S = 30.0
 
 
 def build_session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """Start Spark, some seconds.
+    """Start Spark, which takes some seconds.
 
     Args:
       name: the application's name.
@@ -66,7 +66,7 @@ def build_session(name: str, *, master: str | None = None, conf: Mapping[str, st
     Returns:
       the session, which the caller stops.
     Raises:
-      CommandFailed: Java, pyspark, pyarrow or the workers' interpreter is not as needed; nothing was started.
+      CommandFailed: Java, pyspark, pyarrow or the workers' interpreter is missing or unusable; nothing was started.
     """
     check_surroundings()
     os.environ.update(worker_environ())
@@ -206,7 +206,7 @@ def _check_java(environ: Mapping[str, str]) -> None:
 
 
 def _check_workers(environ: Mapping[str, str]) -> None:
-    """Check the interpreters of Spark's workers, if they are others than this one."""
+    """Check the interpreters of Spark's workers, if they differ from this one."""
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         python = environ.get(variable)
         if not python or python == sys.executable:

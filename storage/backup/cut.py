@@ -172,7 +172,7 @@ class Cut:
     state from which the topic's owner could start after a crash: it replays messages after the high-water mark.
 
     Args:
-      view: of the store. If it is not of one moment, rows, and with them objects, may change between two reads.
+      view: a view of the store. If it does not show one moment, rows, and with them objects, may change between two reads.
       around_damage: leave out and report unreadable rows, except those of the transaction service, without which it is
         unknown what is committed.
     """

@@ -250,7 +250,7 @@ class RowWriter:
         self._max_cell_bytes = max_cell_bytes
 
     def calls(self, operation: Put, claim: Claim) -> Iterator[Callable[[], Awaitable[None]]]:
-        """Yield calls that put the rows, in as few rows of HBase as the bound on cells allows. The order is free.
+        """Yield calls that put the rows, in as few rows of HBase as the bound on cells allows, in any order.
 
         They raise:
           Deposed: another owner has put a row there.

@@ -247,7 +247,7 @@ def unpack(key: bytes, columns: Mapping[bytes, bytes]) -> list[Row]:
     """Return the rows that a packed row of HBase still has, in key order.
 
     Args:
-      key: of the row, without the hash.
+      key: the row's key, without the hash.
       columns: its cells by column.
     Raises:
       DamagedRow: the cell cannot be read.

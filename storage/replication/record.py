@@ -230,7 +230,7 @@ def rejoin(directory: Path, record: Record, now_ms: int) -> str:
     is left of the store. So it may be killed at any moment, and repeated. Blocks. Raises StoreUnusable.
 
     Args:
-      record: of the directory: that of the deposed primary, or of an interrupted ``rejoin``.
+      record: the directory's record: that of the deposed primary, or of an interrupted ``rejoin``.
     """
     if not record.standby:
         aside = directory / f"{DEPOSED_PREFIX}{now_ms}"

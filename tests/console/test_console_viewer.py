@@ -353,7 +353,7 @@ def test_copied_commands_fetch_this_very_message(screen: Screen, client: Client,
     assert subprocess.run([sys.executable, program], capture_output=True, check=True).stdout == b"b'message 117'\n"
     for kind, says in (("curl", "curl command copied"), ("python", "Python program copied"), ("id", "Id copied")):
         screen.click(f"copy-{kind}")
-        screen.says("toast", says)  # until then the clipboard has the text copied before
+        screen.says("toast", says)  # until then the clipboard has the previous text
     screen.run("document.querySelector('[data-testid=jump]').focus()")
     screen.one("jump").send_keys(Keys.CONTROL, "v")
     screen.until("the id is in the clipboard", lambda: screen.one("jump").get_attribute("value") == hundred[-3])

@@ -1,7 +1,7 @@
 """Small changes of the protocol's code that a programmer might make: `<` for `<=`, an omitted value, a superfluous
 `not`.
 
-mutmut makes the changes inside functions. Changes of texts for people, and of expressions inside these, are left out: a
+mutmut makes the changes inside functions. Changes to texts for people, and to expressions inside these, are left out: a
 text that contains a space may change freely.
 """
 

@@ -161,7 +161,7 @@ def test_pruned_messages_are_not_losses(client, run, own_topic):
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_lost_rows_are_archived_again_from_the_topic_and_that_is_said(client, run, root, capsys, number):
+def test_lost_rows_are_archived_again_from_the_topic_and_this_is_reported(client, run, root, capsys, number):
     without(client.namespace, root, number)
     append(run, ["orders"], root, every=None)
     assert "the archive had lost messages of" in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_any_other_type_is_refused_naming_both_and_the_header_to_add(content_typ
     assert hint in caught.value.hint
 
 
-def test_codecs_are_remembered_by_header_in_bounded_room():
+def test_codecs_are_cached_by_header_in_bounded_memory():
     for number in range(500):
         codec_for(f"application/json; x={number}")
     assert codec_for.cache_info().currsize <= 64

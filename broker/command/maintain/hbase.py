@@ -103,7 +103,7 @@ def clean(
     """Carry the plans out, and return what was removed, by topic. Run again, it continues.
 
     Args:
-      addresses, table_prefix: of the Thrift gateways, and of the daemon's tables.
+      addresses, table_prefix: the Thrift gateways' addresses, and the prefix of the daemon's tables.
       parts: number of parts to cut each range into.
       tls: returns the context of each connection to a gateway; None for no TLS.
     Raises:

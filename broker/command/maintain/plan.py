@@ -176,7 +176,7 @@ def time_bounds(prefix: bytes, first_ms: int, last_ms: int, parts: int) -> list[
     """Return bounds that cut the message keys of one generation into ``parts`` of equal duration.
 
     Args:
-      prefix: of the generation's keys.
+      prefix: the prefix of the generation's keys.
       first_ms, last_ms: when its first and its last message were published.
     """
     length_ms = max(0, last_ms - first_ms)
