@@ -1,6 +1,6 @@
 """Writes etc/plainsong.toml: every setting at its default, with its unit and what its extremes do.
 
-``make etc`` runs this; a test holds the file to it.
+``make etc`` runs this; a test checks that the file is up to date.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The instances of a cluster, as ZooKeeper has them: who is there, and which topics each should own."""
+"""The instances of a cluster according to ZooKeeper: which ones exist, and which topics each should own."""

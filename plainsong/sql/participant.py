@@ -57,8 +57,8 @@ class SqlParticipant:
             tx.publish("orders", b"17")
 
     The session must not be in a transaction when the block begins, and must not be committed, rolled back or closed
-    inside it; savepoints are allowed. Afterwards it is as after ``session.commit()`` or ``session.rollback()``. A
-    participant can be used for several transactions in turn, by one thread at a time.
+    inside it; savepoints are allowed. Afterwards its state is the same as after ``session.commit()`` or
+    ``session.rollback()``. A participant can be used for several transactions in turn, by one thread at a time.
 
     Args:
       session: a session with one engine, or a ``scoped_session`` for this thread's; for another database, add another
@@ -66,7 +66,7 @@ class SqlParticipant:
       engine: the engine, for a session with several.
       execution_options: for the session's connection, such as ``{"isolation_level": "SERIALIZABLE"}``.
       recover_with: a client. When the first transaction of this process begins in this database, finish those that
-        earlier programs left in doubt there, by what this client's daemon knows.
+        earlier programs left in doubt there, according to this client's daemon.
     """
 
     def __init__(

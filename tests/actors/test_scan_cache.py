@@ -47,7 +47,9 @@ async def test_a_reader_inside_the_cache_does_not_touch_the_disk():
         await harness.create()
         receipts = [await harness.publish(f"{number}") for number in range(50)]
         scans, gets = harness.store.calls["scan"], harness.store.calls["get"]
-        assert await harness.read() == [b"%d" % number for number in range(50)], "everything there ever was is here"
+        assert await harness.read() == [b"%d" % number for number in range(50)], (
+            "the cache has all messages ever published"
+        )
         for number in (0, 20, 49):
             assert len(await harness.read(after_receipt(receipts[number]))) == 49 - number
         assert (harness.store.calls["scan"], harness.store.calls["get"]) == (scans, gets)
@@ -255,7 +257,7 @@ async def test_a_page_that_ends_among_partly_expired_messages_reports_more(limit
         )
 
 
-async def test_an_end_bound_cuts_a_cached_page_as_one_from_the_store():
+async def test_an_end_bound_cuts_a_cached_page_like_one_from_the_store():
     async with actors() as harness:
         await harness.create()
         receipt = await harness.publish(*[f"{number}" for number in range(30)])

@@ -46,7 +46,7 @@ def test_an_empty_line_is_an_empty_message():
     assert payloads(inputs.from_lines(io.BytesIO(b"a\n\nb\n"), inputs.as_is)) == [b"a", b"", b"b"]
 
 
-def test_batches_are_bounded_and_know_where_they_begin():
+def test_batches_are_bounded_and_record_where_they_begin():
     found = list(inputs.from_lines(io.BytesIO(b"x\n" * (inputs.PIECE_MESSAGES + 5)), inputs.as_is))
     assert [(piece.first, len(piece.items)) for piece in found] == [
         (1, inputs.PIECE_MESSAGES),

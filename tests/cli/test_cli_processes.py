@@ -59,7 +59,7 @@ def test_a_line_is_published_before_the_next_one_arrives(cli, spawn, numbers):
     for word in ("one", "two"):
         process.stdin.write(word.encode() + b"\n")
         process.stdin.flush()
-        eventually(f"{word} is there", lambda word=word: cli("poll", numbers).lines[-1:] == [word])
+        eventually(f"{word} is published", lambda word=word: cli("poll", numbers).lines[-1:] == [word])
     process.stdin.close()
     assert process.wait(PATIENCE_S) == 0
 
@@ -102,7 +102,7 @@ def test_an_interrupted_publish_reports_the_published_messages(cli, spawn, numbe
     process = spawn("publish", numbers)
     process.stdin.write(b"a\nb\nc\n")
     process.stdin.flush()
-    eventually("three are there", lambda: len(cli("poll", numbers).lines) == 3)
+    eventually("three are published", lambda: len(cli("poll", numbers).lines) == 3)
     # The program reads more only after the three are acknowledged.
     process.stdin.write(b"d")
     process.stdin.flush()

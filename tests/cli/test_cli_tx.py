@@ -294,7 +294,7 @@ def test_publish_in_a_transaction_that_is_interrupted_publishes_nothing(
     assert cli("poll", "orders", "--isolation", "committed").out == ""
 
 
-def test_a_topic_that_is_not_there_ends_the_transaction_of_publish(cli: Cli, client: Client):
+def test_a_missing_topic_ends_the_transaction_of_publish(cli: Cli, client: Client):
     said = cli("publish", "order", "--tx", "a", code=Exit.NOT_FOUND)
     assert "did you mean 'orders'?" in said.err
     assert client.transactions.list(state="in_progress") == []

@@ -186,7 +186,7 @@ def _of_page(history: _History, page: Page) -> Iterator[Anomaly]:
             continue
         owner = history.requests[payload].transaction
         if page.transactional and owner is not None and page.view_s[1] < owner.asked_s:
-            yield Anomaly("dirty", f"{page.reader} saw {payload!r} before its commit was asked for")
+            yield Anomaly("dirty", f"{page.reader} saw {payload!r} before its commit was requested")
 
 
 def _of_end(history: _History, page: Page, seen: set[Unit]) -> Iterator[Anomaly]:

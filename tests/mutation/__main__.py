@@ -160,15 +160,15 @@ def _arguments() -> argparse.Namespace:
         prog="make mutate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("module", nargs="*", help="below plainsong/protocol, such as topic/core")
-    parser.add_argument("--all", action="store_true", help="every module, and not the foremost alone")
-    parser.add_argument("--sample", type=int, default=40, help="how many of each module (40); 0: all")
-    parser.add_argument("--seed", type=int, default=1, help="draws them (1)")
-    parser.add_argument("--fresh", action="store_true", help="forget what came of them before")
-    parser.add_argument("--report", action="store_true", help="judge none, and say what is known")
-    parser.add_argument("--tests", nargs="+", default=["tests/protocol"], help="that may kill (tests/protocol)")
+    parser.add_argument("--all", action="store_true", help="every module, not only the main ones")
+    parser.add_argument("--sample", type=int, default=40, help="number of mutants per module (40); 0: all")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample (1)")
+    parser.add_argument("--fresh", action="store_true", help="ignore the stored results")
+    parser.add_argument("--report", action="store_true", help="judge none; report the stored results")
     parser.add_argument(
-        "--examples", type=int, help="the most that a test which searches looks at; else as many as it says"
+        "--tests", nargs="+", default=["tests/protocol"], help="tests that may kill mutants (tests/protocol)"
     )
+    parser.add_argument("--examples", type=int, help="most examples of a property test; default: the test's own number")
     parser.add_argument("--table", action="store_true", help="write the table in docs/reliability.md")
     parser.add_argument("--json", action="store_true", help="the result as JSON")
     return parser.parse_args()

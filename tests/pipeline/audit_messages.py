@@ -21,7 +21,7 @@ def message_id(number: int) -> bytes:
 
 
 def messages_of(payloads: list[bytes], first: int = 0, topic: str = "default:audit") -> list[Message]:
-    """Published one a millisecond."""
+    """Return messages with these payloads, published one per millisecond."""
     return [(topic, message_id(first + n), PUBLISHED_MS + first + n, each) for n, each in enumerate(payloads)]
 
 

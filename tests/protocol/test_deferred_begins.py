@@ -56,7 +56,7 @@ def test_a_begin_is_durable_with_the_first_publish_under_it(service):
     assert service.commit(pointer) == "committed"
 
 
-def test_a_begin_that_a_crash_forgets_is_not_in_progress(service):
+def test_a_begin_that_a_crash_loses_is_not_in_progress(service):
     pointer = service.new()
     service.load()
     for verb in (service.commit, service.checkpoint, service.prepare):
@@ -70,7 +70,7 @@ def test_a_begin_that_a_crash_forgets_is_not_in_progress(service):
 
 
 @pytest.mark.parametrize("back_ms", [0, 1, 5_000, 10**9])
-def test_an_answered_pointer_is_never_issued_again_whatever_a_crash_forgets_or_the_clock_does(service, back_ms):
+def test_an_answered_pointer_is_never_issued_again_whatever_a_crash_loses_or_the_clock_does(service, back_ms):
     answered = [service.new() for _ in range(50)]
     service.wall_ms -= back_ms
     for _ in range(3):
@@ -107,7 +107,7 @@ def test_a_begin_that_no_commit_includes_is_written_soon(service):
     assert service.state(pointer) == "in_progress"
 
 
-def test_a_closed_service_forgets_no_begin_and_is_not_ahead_of_the_clock_after_it(service):
+def test_a_closed_service_loses_no_begin_and_is_not_ahead_of_the_clock_afterwards(service):
     pointer = service.new()
     for row in service.core.close():
         service.rows[row.prefix + row.suffixes[0]] = row.values[0]

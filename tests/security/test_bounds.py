@@ -55,7 +55,7 @@ def test_the_number_of_names_with_cached_rights_is_bounded():
         assert len(made._decisions) <= guards.MAX_NAMES
 
 
-def test_one_name_that_requests_ever_new_topics_fills_one_bounded_table():
+def test_one_name_that_keeps_requesting_new_topics_fills_one_bounded_table():
     made = guard_of()
     rights = made.admission_of(somebody(1)).rights
     for number in range(MAX_REMEMBERED + MAX_REMEMBERED // 2):

@@ -353,7 +353,7 @@ async def test_a_token_that_expires_is_refused_on_its_connection_and_in_a_parked
     problem(await daemon.ask("reader", "POST", f"{T}/a/poll", json={}), 401, "unauthenticated")
 
 
-async def test_a_parked_poll_is_answered_when_its_token_is_revoked_and_when_its_grant_goes(daemon):
+async def test_a_parked_poll_is_answered_when_its_token_is_revoked_and_when_its_grant_is_removed(daemon):
     answers = {}
 
     async def poll(who):

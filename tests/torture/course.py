@@ -277,7 +277,7 @@ async def life(
 
 
 async def restarted(attack: Attack, end: Callable[[], object]) -> None:
-    """End the daemon and start it again: everything acknowledged before must be there."""
+    """End the daemon and start it again: everything acknowledged before must be present."""
     attack.lone.state = "down"
     ended_s = trio.current_time()
     await trio.to_thread.run_sync(end)

@@ -207,7 +207,7 @@ class Topics:
     def _put(
         self, name: TopicName, ask: Ask[A], request: Request, render: Callable[[A], Answer], answered: Answered
     ) -> None:
-        """Ask the topic; ``render`` makes the answer of its result."""
+        """Ask the topic; ``render`` makes the answer from its result."""
         answer = Prepared(partial(rendered, request, render), answered)
         self.directory.put(name, ask, answer.settled, answer.prepare)
 

@@ -181,7 +181,7 @@ function Gone({ app, topics, total, now, undelete }) {
           <td title=${time(each.deletedMs)}>${duration(now - each.deletedMs)} ago</td>
           <td class="number">${count(each.messages)}</td>
           <td class="number">${bytes(each.bytes)}</td>
-          <td title=${time(each.undeleteUntilMs)}>${kept ? `for ${duration(each.undeleteUntilMs - now)}` : "no more"}</td>
+          <td title=${time(each.undeleteUntilMs)}>${kept ? `for ${duration(each.undeleteUntilMs - now)}` : "no longer"}</td>
           <td class="actions">${kept && html`<${Guarded} app=${app} verb="admin" on=${name} data-testid="topic-undelete" onClick=${undelete(each)}>Undelete …</${Guarded}>`}</td>
         </${Row}>`;
       })}</tbody>

@@ -347,7 +347,7 @@ class LedgerLoader:
         return ManagerCore(ledger, self._take_changes(ledger) + self._take_enlisted(ledger))
 
     def _order_decisions(self, ledger: Ledger) -> None:
-        """Order decision times after an upgrade from a version without that; earlier moments cannot be read as of."""
+        """Order decision times after an upgrade from a version that did not; reads as of earlier moments are refused."""
         head = ledger.head
         if head.decided_ms:
             return

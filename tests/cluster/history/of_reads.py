@@ -43,7 +43,7 @@ def _of_page(outcome: Outcome, poll: Poll) -> Iterator[Anomaly]:
         return
     for unit in outcome.units_of(poll):
         if isinstance(unit, Transaction) and poll.ended_s < unit.asked_s:
-            yield Anomaly("uncommitted", f"{poll.name} saw {unit.id} before its commit was asked for")
+            yield Anomaly("uncommitted", f"{poll.name} saw {unit.id} before its commit was requested")
 
 
 def _of_difference(outcome: Outcome, poll: Poll, face: Stretch, low: int, high: int) -> Iterator[Anomaly]:
@@ -79,14 +79,14 @@ def _of_end(outcome: Outcome, poll: Poll, shown: set[Unit]) -> Iterator[Anomaly]
         holder = outcome.by_pointer.get(poll.held_by or 0)
         held_at = _first_row(outcome, poll, holder)
         if holder is None or held_at is None:
-            told = f"{poll.name} was held in {poll.topic} by {poll.held_by}, which has nothing there"
+            told = f"{poll.name} was held in {poll.topic} by {poll.held_by}, which has no messages there"
             yield Anomaly("held by the decided", told)
             return
         yield from _of_holder(outcome, poll, holder, shown)
         stop = bisect_left(face.ids, held_at)
     for unit in shown:
         if at <= face.last_at.get(unit, -1) < stop:
-            text = f"{poll.name} saw a part of what {face.payloads[face.last_at[unit]]!r} belongs to"
+            text = f"{poll.name} saw only a part of the unit of {face.payloads[face.last_at[unit]]!r}"
             yield Anomaly("split", text)
     if at < stop and face.soonest_s[at] < poll.began_s:
         yield from _of_missed(outcome, poll, face, at, stop)

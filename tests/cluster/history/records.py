@@ -26,7 +26,7 @@ Kind = Literal[
     "uncommitted",  # a committed reader saw an uncommitted message, or one whose commit had not been requested
     "stale",  # acknowledged or seen before a poll began, which returned the end without it
     "commit unseen",  # the same for a transaction that was reported as committed
-    "held by the decided",  # a committed reader was held by a decided transaction, or by one with nothing there
+    "held by the decided",  # a committed reader was held by a decided transaction, or by one without messages there
     "forgotten",  # an opening returned a lower sequence id than was acknowledged before
     "foretold",  # an opening returned a sequence id that had not been sent
     "not fenced",  # a superseded session of a producer was acknowledged, or shares its epoch
