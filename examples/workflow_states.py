@@ -69,7 +69,7 @@ class Runs:
             elif outcome in ("aborted", "invalid"):
                 self.database.execute("DELETE FROM steps WHERE tx = ?", (tx,))
             else:
-                raise SystemExit(f"the daemon does not know transaction {tx} any more; look into {TOKENS} and decide")
+                raise SystemExit(f"the daemon no longer knows transaction {tx}; look into {TOKENS} and decide")
 
     # --- as a participant of a transaction: TransactionAware -----------------------------------------
 

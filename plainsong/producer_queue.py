@@ -135,7 +135,9 @@ class Numbering:
         for each in ids:
             checked_sequence_id(each)
         if any(later <= earlier for earlier, later in pairwise(ids)):
-            raise InvalidSequenceIds("the sequence ids do not increase", hint="each must be larger than the one before")
+            raise InvalidSequenceIds(
+                "the sequence ids do not increase", hint="each must be larger than the previous one"
+            )
         self._decide(True)
         return ids
 

@@ -173,7 +173,7 @@ ERRORS_END_STREAMS = True
 
 
 def gives_up_after(kind: type[BaseException]) -> bool:
-    """True if a block left by this exception must not send any more, because its task is cancelled."""
+    """True if a block left by this exception must send nothing more, because its task is cancelled."""
     return not issubclass(kind, Exception)
 
 

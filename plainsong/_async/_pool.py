@@ -34,7 +34,7 @@ class Pool:
         self._loop: object = None
 
     async def carry(self, send: Send) -> Answer | Failure:
-        """Sends a request and returns its answer; sends it once more if its token has been replaced. Raises Closed."""
+        """Sends a request and returns its answer; sends it again if its token has been replaced. Raises Closed."""
         token = self._credentials.token
         answer = await self._carry(send)
         if isinstance(answer, Answer) and answer.status == 401 and self._credentials.read_again(token):

@@ -1,4 +1,4 @@
-"""The program `plainsong`: its table of verbs, how it loads each when it is asked for, and how it reports errors."""
+"""The program `plainsong`: its table of verbs, how it loads each on demand, and how it reports errors."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _installed() -> Iterable[EntryPoint]:
 
 
 class Program(click.Group):
-    """Loads each command when it is asked for, so that one that cannot be loaded breaks no other.
+    """Loads each command on demand, so that one that cannot be loaded breaks no other.
 
     Args:
       found: returns the entry points to offer; by default those of the installed packages.

@@ -326,7 +326,7 @@ class FrameReader:
         return len(self._rest)
 
     def feed(self, data: bytes) -> list[list[Any]]:
-        """The frames that ``data`` completes, in their order.
+        """The frames that ``data`` completes, in order.
 
         Raises:
           FrameTooLarge: a frame announces more bytes than allowed; nothing of it is kept.

@@ -52,7 +52,7 @@ def length_prefix(size: int) -> bytes:
 
 
 def cut_rows(data: bytes | memoryview, row: str) -> list[bytes]:
-    """The fields of rows that all have one length, in their order.
+    """The fields of rows that all have the same length, in order.
 
     Args:
       row: a format of ``struct`` with the fields (``100s``) and the gaps to skip (``2x``).

@@ -255,7 +255,7 @@ async def regained(code, seed):
         await trio.sleep(25)  # long enough for one rival, but not for several
         lease = decode_lease(site.shared.found[LEASE][0])
         nursery.cancel_scope.cancel()
-    return [] if keeper.holds and lease.run == RUN else ["the primary has no lease any more"]
+    return [] if keeper.holds and lease.run == RUN else ["the primary no longer has a lease"]
 
 
 async def distant(code, seed):

@@ -31,7 +31,7 @@ def payloads(page):
 
 
 def read_on(topic, since, limit, view=SEEN):
-    """Return all payloads, page by page, each page starting after the last message of the one before."""
+    """Return all payloads, page by page, each page starting after the last message of the previous one."""
     got = []
     while True:
         page = topic.from_store(topic.span(since), limit, view=view)

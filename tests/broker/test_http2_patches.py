@@ -1,4 +1,4 @@
-"""Each patch of hypercorn's HTTP/2 is needed: without it, hypercorn's fault is there. A test that fails names the patch
+"""Each patch of hypercorn's HTTP/2 is needed: without it, hypercorn's fault appears. A test that fails names the patch
 that can go."""
 
 from __future__ import annotations

@@ -372,7 +372,7 @@ def test_kept_answers_stay_within_their_bound_and_the_oldest_are_evicted_first()
     assert answers.find(questions[-1]) is not None
     before = answers.bytes
     answers.keep(questions[-1], answer(10_000))
-    assert answers.bytes == before - 10_000, "it takes the place of the one before"
+    assert answers.bytes == before - 10_000, "it replaces the previous one"
     count = len(answers)
     answers.keep(questions[0], answer(MAX_ANSWER_BYTES + 1))
     assert len(answers) == count, "one that is too large drives no other out"

@@ -46,7 +46,7 @@ def test_the_words_of_one_interface_are_not_those_of_another(hint):
     written = "\n".join(
         path.read_text(encoding="utf-8") for path in ROOT.glob("[pba]*/**/*.py") if path.name != "hints.py"
     )
-    assert hint.http in written, "the daemon does not say this any more"
+    assert hint.http in written, "the daemon no longer says this"
     for other in (hint.python, hint.command):
         assert not OF_HTTP.search(other)
     assert "client" not in hint.command

@@ -300,7 +300,7 @@ def test_the_old_generation_reports_the_outcome_of_the_last_request(
     ):
         proxy.mode = "swallow"
         sent = producer.send(b"in the old one")
-        eventually("it is there", lambda: len(client.poll(topic)) == 1)
+        eventually("it is stored", lambda: len(client.poll(topic)) == 1)
         client.admin.delete_topic(topic)
         client.create_topic(topic)
         proxy.mode = "pass"

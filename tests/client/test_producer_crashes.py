@@ -50,14 +50,14 @@ def test_a_file_is_published_once_whichever_process_is_killed(daemon: Callable[.
             process = program(FROM_A_FILE, url, "t", str(tmp_path / "input"), "20")
             # All may be published before the next poll of the count.
             eventually(
-                "a part is there",
+                "a part is stored",
                 lambda before=before, process=process: count() > before + 100 or process.poll() is not None,
             )
             process.kill()
             process.communicate()
         process = program(FROM_A_FILE, url, "t", str(tmp_path / "input"), "20")
         before = count()
-        eventually("a part is there", lambda: count() > before + 100 or process.poll() is not None)
+        eventually("a part is stored", lambda: count() > before + 100 or process.poll() is not None)
         one.kill()
         one.start()
         code, _, err = result_of(process)
@@ -117,7 +117,7 @@ def test_a_transaction_that_died_with_its_program_is_stored_once_or_not_at_all(
     for _ in range(3):
         before = client.admin.stats(topic)["messages"]
         process = program(text, shared_url, topic)
-        eventually("some are there", lambda before=before: client.admin.stats(topic)["messages"] > before + 30)
+        eventually("some are stored", lambda before=before: client.admin.stats(topic)["messages"] > before + 30)
         process.kill()
         process.communicate()
     found = [message.payload for message in client.read(topic)]

@@ -137,7 +137,7 @@ def secured(hbase, tmp_path_factory):
         found.daemons = [found.start(name) for name in "abc"]
         operator = found.client(found.daemons[0])
         eventually(
-            "all three are there",
+            "all three have joined",
             lambda: len(found.ask(found.daemons[0], "GET", "/v1/cluster")[1]["instances"]) == 3,
         )
         for name in TOPICS:

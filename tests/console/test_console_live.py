@@ -234,7 +234,7 @@ def test_a_page_without_an_event_stream_polls(screen: Screen, client: Client, ns
     client.publish("t", [b"a"])
     with screen.scripted(HANGS % "'/v1/events'"):
         screen.open(f"/console/topics/{ns}/t", "message-row")
-    screen.until("the stream is asked for", lambda: screen.run("return window.hung > 0"))
+    screen.until("the stream is requested", lambda: screen.run("return window.hung > 0"))
     screen.run(OVER)
     screen.says("connection", "live")
     client.publish("t", [b"b"])

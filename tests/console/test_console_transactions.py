@@ -59,7 +59,7 @@ def test_its_age_advances_without_events(screen: Screen, client: Client, ns: str
         seen.add(screen.one("tx-row", id=str(transaction.id)).text)
         return len(seen) > 3
 
-    screen.until("time goes on", goes_on)
+    screen.until("time passes", goes_on)
     client.transactions.abort(transaction)
 
 

@@ -77,9 +77,12 @@ PLANTED: dict[str, tuple[Kind, Callable[[], tuple[list[Sent], list[Seen], Seen]]
         "backwards",
         lambda: ([replace(SENT[0], began_s=8, ended_s=8.5), *SENT[1:]], [], LAST),
     ),
-    "a refused request is there": ("resurrected", lambda: ([*SENT[:3], replace(SENT[3], outcome="refused")], [], LAST)),
+    "a refused request is stored": (
+        "resurrected",
+        lambda: ([*SENT[:3], replace(SENT[3], outcome="refused")], [], LAST),
+    ),
     "a message was never sent": ("resurrected", lambda: (SENT[:3], [], LAST)),
-    "half of an unanswered request is there": ("split", lambda: (unknown(1), [], without(2, 3))),
+    "half of an unanswered request is stored": ("split", lambda: (unknown(1), [], without(2, 3))),
     "a page ends inside of a request": ("split", lambda: (SENT, [page(0, 2)], LAST)),
     "a page skipped a message": (
         "appeared behind",

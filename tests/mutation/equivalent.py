@@ -58,7 +58,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "self._looked_up = 1",
         "decides how soon ranges of pointers are computed, and not what comes of them",
     ),
-    Equivalent("topic/visibility", "self.done = False", "self.done = None", "only its truth is asked for"),
+    Equivalent("topic/visibility", "self.done = False", "self.done = None", "only its truth value is used"),
     Equivalent(
         "topic/visibility",
         "flags = {value[0] if value else -1 for _, value in rows}",
@@ -75,7 +75,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "topic/chain_rules",
         "chain.due = False",
         "chain.due = None",
-        "only its truth is asked for",
+        "only its truth value is used",
     ),
     Equivalent(
         "transactions/decisions",
@@ -83,7 +83,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "record.read_pointer, began, None, tuple(invalids), tuple(sorted(then_open)), first_short, record.type",
         "the caller, a checkpoint, replaces it with its own write pointer",
     ),
-    Equivalent("transactions/view", "listed = False", "listed = None", "only its truth is asked for"),
+    Equivalent("transactions/view", "listed = False", "listed = None", "only its truth value is used"),
     Equivalent(
         "topic/core",
         "if max(len(self._by_since), len(self._by_deadline)) <= 64 + 2 * len(self._parked):",
@@ -157,7 +157,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "transactions/decisions",
         "record.frozen = 0",
         "record.frozen = None",
-        "only its truth is asked for where it is not",
+        "only its truth value is used where it is not",
     ),
     Equivalent(
         "topic/step",

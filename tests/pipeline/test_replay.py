@@ -1,4 +1,4 @@
-"""Archived messages are replayed in their order, each once, whatever is killed."""
+"""Archived messages are replayed in order, each once, whatever is killed."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class Gardener:
         if code == "topic_not_found":
             model.said(lambda world: not world.alive, "it is not there")
         elif code == "topic_exists":
-            model.said(lambda world: world.alive, "it is there")
+            model.said(lambda world: world.alive, "it exists")
         elif code == "partly_cleaned":
             if (
                 self.stage.world.between(self.stage.world.watch())[1]

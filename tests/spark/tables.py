@@ -70,7 +70,7 @@ class Tables(Topics):
         return StreamReader(self.read_options(topic, streaming=True, **given), schema_of(("payload",)))
 
     def rows(self, topic: str | None, *columns: str, **given: Any) -> list[dict[str, Any]]:
-        """All rows of all partitions, in their order."""
+        """All rows of all partitions, in order."""
         reader = self.batch(topic, *columns, **given)
         return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 

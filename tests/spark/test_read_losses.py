@@ -167,7 +167,7 @@ def test_a_deleted_topic_of_a_pattern_is_not_skipped_silently(tables, follow):
         with pytest.raises(DataLoss, match="topic demo:gone-a was deleted"):
             reader.latestOffset(start, ALL)
     assert batches(follow(None, failOnDataLoss="false", **pattern), start)[0] == [[b"gone-b"]]
-    assert follow(None, subscribePattern="gone-b").latestOffset(start, ALL) != start  # it is not asked for any more
+    assert follow(None, subscribePattern="gone-b").latestOffset(start, ALL) != start  # it is no longer requested
 
 
 def test_rows_set_aside_by_an_operator_are_skipped_with_a_warning(tables, follow, caplog):

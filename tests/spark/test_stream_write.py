@@ -113,7 +113,7 @@ def test_a_daemon_killed_between_two_chunks_changes_nothing(run, tmp_path) -> No
         topic = topics.create("killed")
 
         def restart() -> None:
-            eventually("a task is there", (tmp_path / "reached").exists, SPARK_PATIENCE_S)
+            eventually("a task has begun", (tmp_path / "reached").exists, SPARK_PATIENCE_S)
             daemon.kill()
             daemon.start()
             (tmp_path / "go").touch()

@@ -267,7 +267,7 @@ def test_a_save_with_a_lower_id_is_refused_unless_it_is_known_to_be_stored(topic
             assert save(sequence_id, is_micro_batch=False)
         assert not save(10, is_micro_batch=False)
         assert not save(5, is_micro_batch=False)
-        for sequence_id in (3, 6):  # the first is not remembered any more, the second never was
+        for sequence_id in (3, 6):  # the first is no longer remembered, the second never was
             with pytest.raises(NotPublished, match="use a sequenceId above all earlier ones"):
                 save(sequence_id, is_micro_batch=False)
             lower = Identity("job", sequence_id, is_micro_batch=False)

@@ -38,7 +38,7 @@ _MAX_MAP = 1 << 12
 
 
 class Singles(NamedTuple):
-    """Requests of one message and no other field, in their order."""
+    """Requests of one message and no other field, in order."""
 
     numbers: list[int]
     payloads: list[bytes]

@@ -88,7 +88,7 @@ class ThriftReader:
         return self._byte() == 1
 
     def longs(self) -> tuple[int, ...]:
-        """A list or set of 64-bit numbers, in their order."""
+        """A list or set of 64-bit numbers, in order."""
         at = self.at
         kind, count = self._byte(), self.i32()
         if kind != I64 and count:
@@ -97,7 +97,7 @@ class ThriftReader:
         return unpack_from(f">{count}q", self.data, start)
 
     def binaries(self) -> tuple[bytes, ...]:
-        """A list or set of byte strings, in their order; at most ``MAX_BINARIES``."""
+        """A list or set of byte strings, in order; at most ``MAX_BINARIES``."""
         at = self.at
         kind, count = self._byte(), self.i32()
         if kind != STRING and count:

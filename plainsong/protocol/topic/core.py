@@ -96,7 +96,7 @@ class TopicCore:
         return f"<TopicCore {self.state!r} parked={len(self.parking)}>"
 
     def step(self, arrivals: Iterable[tuple[Hashable, Ask[Any]]], now: Now) -> Step:
-        """Decide all of ``arrivals``, in their order."""
+        """Decide all of ``arrivals``, in order."""
         state = self.state
         self._announce_time(now)
         if now.decided:

@@ -106,7 +106,7 @@ class ManagerCore:
     # --- one step ---------------------------------------------------------------------------------
 
     def step(self, arrivals: Iterable[tuple[Hashable, Ask[Any]]], now: ManagerNow) -> ManagerStep:
-        """Decide the time-outs, then all of ``arrivals``, in their order."""
+        """Decide the time-outs, then all of ``arrivals``, in order."""
         step = ManagerStep()
         expire(self.ledger, step, now)
         for ticket, ask in arrivals:

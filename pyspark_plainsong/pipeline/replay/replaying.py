@@ -289,7 +289,7 @@ def fresh(run: Run, plan: Plan, plans: Plans, *, anew: bool) -> Plan:
     """Check a new plan against the topic's producers; with ``anew``, return it with an unused producer.
 
     Raises:
-      CommandFailed: the topic has rows of the same source from a replay that has no plan any more, so this one might
+      CommandFailed: the topic has rows of the same source from a replay whose plan is missing, so this one might
         publish rows twice.
     """
     families = {plan.family, replace(plan, as_read={}).family}  # the second is that of versions before 0.2

@@ -137,7 +137,7 @@ MISTAKES = [
     ),
     (
         "the seal is created only if there is nothing",
-        "the seal replaces what is there",
+        "the seal replaces an existing object",
         "        verdict = yield Create(log_name(place.epoch, place.number), seal)\n",
         "        name = log_name(place.epoch, place.number)\n"
         "        found = yield Get(name)\n"
@@ -152,7 +152,7 @@ MISTAKES = [
     ),
     (
         "a take-over that was overtaken is lost",
-        "it goes on with its epoch",
+        "it continues with its epoch",
         "        if leased and place.epoch >= epoch:\n",
         "        if False:\n",
     ),

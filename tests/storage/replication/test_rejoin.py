@@ -73,7 +73,7 @@ def joined(directory, now_ms=TIME_MS):
 
 
 async def rows_in(directory):
-    """Return the rows of a store that belongs to no log any more."""
+    """Return the rows of a store that no longer belongs to any log."""
     with TemporaryDirectory() as folder:
         other = Path(folder) / "data"
         shutil.copytree(directory, other)
