@@ -71,7 +71,7 @@ SILENCE_S = 30.0
 AFTER_LINK_S = 5.0
 #: Time limit for a front end to exit after the grace period of a stop.
 LAST_S = 1.0
-#: The least answer budget of a front end; answers stream through it.
+#: The minimum answer budget of a front end; answers stream through it.
 MIN_ANSWER_BYTES = 4 << 20
 _SECTIONS = ("http", "security", "metrics", "tls", "otel", "cluster", "log", "shutdown")
 

@@ -69,7 +69,7 @@ class RelayRows:
         """Return the topic's progress; a new topic gets a producer with a unique name.
 
         Raises:
-          OutboxUnusable: its messages have gone to another namespace.
+          OutboxUnusable: its messages were sent to another namespace.
         """
         name = f"outbox-{secrets.token_hex(12)}"
         row = {"topic": topic, "namespace": namespace, "producer": name}
@@ -237,9 +237,9 @@ class Standing(NamedTuple):
     """The highest number known to be in this generation; -1: none."""
 
     def check(self, topic: str, namespace: str) -> None:
-        """Raises OutboxUnusable when the topic's messages have gone to another namespace."""
+        """Raises OutboxUnusable if the topic's messages were sent to another namespace."""
         if self.namespace != namespace:
-            detail = f"messages of {topic} have gone to namespace {self.namespace}, not {namespace}"
+            detail = f"messages of {topic} were sent to namespace {self.namespace}, not {namespace}"
             raise OutboxUnusable(detail, hint="use that namespace for the relay, or another outbox")
 
     def has_moved(self, opened: OpenedProducer) -> bool:
@@ -288,6 +288,6 @@ def check_doubt(topic: str, standing: Standing, opened: OpenedProducer, before: 
         why = f"topic {topic} was deleted and created again, and the daemon no longer knows what it had"
     else:
         is_known = opened.epoch > standing.epoch and opened.last_sequence_id >= standing.last_sent
-        why = f"the daemon knows less of producer {standing.producer} of topic {topic} than it did"
+        why = f"the daemon no longer knows all that producer {standing.producer} of topic {topic} sent"
     if in_flight and not is_known:
         raise OutboxInDoubt(f"{why}; messages in flight: {in_flight}", hint=DECIDE, topic=topic)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from storage.replication.carry import Objects
     from storage.replication.protocol import Fetched
 
-#: Writes that the percentiles are of.
+#: Number of writes that the percentiles cover.
 KEPT = 1000
 
 
@@ -25,7 +25,7 @@ class PutTimes:
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=KEPT)
         self.on_put: Callable[[float], object] = lambda _: None
-        """Called with the seconds of each."""
+        """Called with the seconds of each write."""
 
     def took(self, seconds: float) -> None:
         """Add a write."""
@@ -34,7 +34,7 @@ class PutTimes:
 
     @property
     def count(self) -> int:
-        """Number of writes that are known."""
+        """Number of writes recorded."""
         return len(self._seconds)
 
     def percentile_s(self, share: float) -> float | None:

@@ -47,7 +47,7 @@ def findings(standby="allowed", **changed):
     return [(each.severity, each.text) for each in found]
 
 
-def test_a_copy_that_is_well_needs_nothing():
+def test_a_healthy_copy_has_no_findings():
     assert findings() == []
     assert findings(lag_s=59.0, lag_commits=3, base_ms=NOW_MS - 48 * HOUR_MS) == []
 

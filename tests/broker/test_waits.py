@@ -280,7 +280,7 @@ async def test_a_change_of_a_topic_ends_the_wait_at_its_end(wait, end, no_second
 
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
-async def test_recreating_a_topic_ends_the_wait_for_the_one_before(wait, no_second_look):
+async def test_recreating_a_topic_ends_the_wait_for_its_predecessor(wait, no_second_look):
     async with waited_for() as daemon, trio.open_nursery() as waiting:
         begun = await held_topic(daemon)
         reader = Waiter(daemon, wait, {})

@@ -115,7 +115,7 @@ class Proxy:
                 self.lost += 1
                 if mode == "die":
                     self.mode = "refuse"
-                self._has_come(far)
+                self._note_arrival(far)
                 if mode == "cut":
                     near.sendall(data[: len(data) // 2])
                 if mode != "swallow":
@@ -123,14 +123,14 @@ class Proxy:
         except OSError:
             pass
         _end(near), _end(far)
-        self._has_come(far)
+        self._note_arrival(far)
 
     def _mode(self, doom: list[Mode]) -> Mode:
         """Return the mode for the piece of an answer that has just arrived."""
         with self._changed:
             return doom[0] if doom else self.then.pop(0) if self.then else self.mode
 
-    def _has_come(self, far: socket.socket) -> None:
+    def _note_arrival(self, far: socket.socket) -> None:
         """Note that a connection's due answer, or the connection's end, has arrived."""
         with self._changed:
             self._due.discard(far)

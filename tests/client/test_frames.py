@@ -43,7 +43,7 @@ def test_both_decoders_agree_on_every_wrong_byte(count: int, size: int, attribut
 
 
 @given(st.lists(st.sampled_from([0, 1, 29, 58]), min_size=20, max_size=60), st.booleans())
-def test_lengths_that_add_up_by_chance_are_not_mistaken(sizes: list[int], attributes: bool):
+def test_lengths_that_add_up_by_chance_are_not_misread(sizes: list[int], attributes: bool):
     body = encoded(sizes, attributes)
     assert [len(frame.payload) for frame in decode_frames(body, attributes=attributes)] == sizes
 

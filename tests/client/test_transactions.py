@@ -254,7 +254,7 @@ def test_a_transaction_is_rolled_back_if_its_topic_is_recreated_after_a_part_was
     assert client.poll(topic, isolation="committed").messages == []
 
 
-def test_stored_messages_never_show_after_an_abort(client: Client, topic: str):
+def test_stored_messages_never_appear_after_an_abort(client: Client, topic: str):
     with pytest.raises(KeyError), client.transaction(buffer_messages=10):
         for n in range(100):
             client.publish(topic, b"%d" % n)
@@ -519,9 +519,7 @@ def test_a_lost_answer_to_a_commit_is_queried(client: Client, topic: str, lossy:
     assert committed(client, topic) == [b"m"]
 
 
-def test_a_commit_is_in_doubt_if_no_answer_can_be_had_and_is_then_not_rolled_back(
-    client: Client, topic: str, hasty: Any
-):
+def test_a_commit_without_any_answer_is_in_doubt_and_is_not_rolled_back(client: Client, topic: str, hasty: Any):
     through, proxy = hasty
     rows = Rows()
     context = through.transaction([rows])

@@ -185,7 +185,7 @@ def test_the_owner_authorizes_names_authenticated_by_another_instance(secured):
             assert (status, said["code"]) == (403, "forbidden")
 
 
-def test_no_instance_talks_in_plain_or_links_without_the_secret(secured):
+def test_no_instance_talks_unencrypted_or_links_without_the_secret(secured):
     for each in secured.daemons:
         with socket.create_connection(each.address, timeout=PATIENCE_S) as plain:
             plain.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -176,7 +176,7 @@ MANNERS = (
 
 
 async def reader(place: Place, topic: str, manner: Manner, history: History, rng: Random) -> None:
-    """Read until the ring is over; after a death of the daemon, continue at the same position."""
+    """Read until the ring is over; after the daemon was killed, continue at the same position."""
     position: bytes | int | None = None
     pages = 0
     while not place.over:

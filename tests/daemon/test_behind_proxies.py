@@ -23,7 +23,7 @@ from tests.ports import free_port
 
 #: The longest wait that the daemon allows; the proxies allow more.
 WAIT_MS = 60_000
-#: What docs/howto/secure.md asks of a proxy, and otherwise its defaults.
+#: The settings that docs/howto/secure.md requires; all others have their defaults.
 NGINX = """
 daemon off;
 master_process off;

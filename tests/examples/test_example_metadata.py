@@ -1,4 +1,4 @@
-"""The metadata index: the result of edits, each of which counts once although the indexer is killed."""
+"""The metadata index: the result of edits, each of which counts once even if the indexer is killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_edits_are_found_by_the_entities_they_changed(url: str, namespace: str, 
         )
 
 
-def test_every_change_is_applied_once_although_indexer_and_daemon_are_killed(tmp_path: Path):
+def test_every_change_is_applied_once_even_if_indexer_and_daemon_are_killed(tmp_path: Path):
     chance = random.Random(5)
     with lasting_daemon(tmp_path) as (daemon, url), Client(url, namespace="metadata") as client:
         client.create_topic("metadata-changes")

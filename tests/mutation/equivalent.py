@@ -1,4 +1,4 @@
-"""Mutants that no test can kill, because they keep all promises of the code; each with the reason."""
+"""Mutants that no test can kill, because they keep all promises of the code, each with the reason."""
 
 from __future__ import annotations
 
@@ -29,13 +29,11 @@ class Kind:
 
 
 KINDS = (
-    Kind('"big")', ")", "the order of bytes is big-endian where none is said, since Python 3.11"),
+    Kind('"big")', ")", "big-endian is the default byte order since Python 3.11"),
     Kind('.encode("ascii")', '.encode("ASCII")', "names of encodings are the same in either case"),
     Kind('.decode("ascii")', '.decode("ASCII")', "names of encodings are the same in either case"),
-    Kind(
-        "strict=True", "strict=False", "both are of one length already: to say so guards against mistakes of later days"
-    ),
-    Kind(", strict=True)", ", )", "both are of one length already: to say so guards against mistakes of later days"),
+    Kind("strict=True", "strict=False", "both have the same length; strict guards against later mistakes"),
+    Kind(", strict=True)", ", )", "both have the same length; strict guards against later mistakes"),
 )
 
 EQUIVALENT: tuple[Equivalent, ...] = (
@@ -50,26 +48,26 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "transactions/manager",
         'return "in_progress" if record.state == "unknown" else record.state',
         'return "in_progress" if record.state == "XXunknownXX" else record.state',
-        "a record is never unknown: it is compared for the types alone",
+        "a record is never unknown: it is compared only for the type checker",
     ),
     Equivalent(
         "transactions/view",
         "self._looked_up = 0",
         "self._looked_up = 1",
-        "decides how soon ranges of pointers are computed, and not what comes of them",
+        "affects only when ranges of pointers are computed, not the result",
     ),
     Equivalent("topic/visibility", "self.done = False", "self.done = None", "only its truth value is used"),
     Equivalent(
         "topic/visibility",
         "flags = {value[0] if value else -1 for _, value in rows}",
         "flags = {value[0] if value else +1 for _, value in rows}",
-        "an empty value has none of the two flags that are looked for, either way",
+        "an empty value has neither of the two flags either way",
     ),
     Equivalent(
         "topic/chain_rules",
         "chain.due = False",
         "chain.due = True",
-        "what is due is written once: to look again finds nothing",
+        "what is due is written once: another look finds nothing",
     ),
     Equivalent(
         "topic/chain_rules",
@@ -88,31 +86,31 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "topic/core",
         "if max(len(self._by_since), len(self._by_deadline)) <= 64 + 2 * len(self._parked):",
         "if max(len(self._by_since), len(self._by_deadline)) < 64 + 2 * len(self._parked):",
-        "decides how soon polls that are gone are dropped from the heaps, and not which wake",
+        "affects only when ended polls are dropped from the heaps, not which ones wake",
     ),
     Equivalent(
         "page",
         "columns = range(ITEM_HEAD_BYTES, start)",
         "columns = range(ITEM_HEAD_BYTES, )",
-        "compares ids, which all differ: the items are cut one by one, the same and later",
+        "compares ids, which all differ: the items are cut one by one, with the same result but slower",
     ),
     Equivalent(
         "page",
         "if size <= 0xFFFF:",
         "if size < 0xFFFF:",
-        "whether one more prefix is remembered changes how soon it is made, and not its bytes",
+        "one prefix more or less in the cache affects only the speed, not the bytes",
     ),
     Equivalent(
         "transactions/view",
         "listed = False",
         "listed = True",
-        "the same frozen set is made anew where nothing was listed",
+        "an equal frozen set is made again if nothing was listed",
     ),
     Equivalent(
         "transactions/view",
         "if pointer < 0:",
         "if pointer < 1:",
-        "no row has the pointer 0: publishes refuse what is not above it, and rows without one are not asked about",
+        "no row has the pointer 0: publishes refuse it, and rows without a pointer never get here",
     ),
     Equivalent(
         "transactions/manager",
@@ -124,26 +122,26 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "topic/chain_rules",
         "items = [] if alike else batch.items_from(first)",
         "items = [] if (alike) and False else batch.items_from(first)",
-        "of rows that are alike the wire form is digested, and no item is looked at",
+        "for rows that are alike the wire form is digested, and the items are not used",
     ),
     Equivalent(
         "page",
         "if alike is None:",
         "if (alike is None) or True:",
-        "the items are cut, or counted, one by one, the same and later",
+        "the items are cut, or counted, one by one, with the same result but slower",
     ),
     Equivalent(
         "topic/publish",
         "end = begin if last is first else last + NO_PAYLOAD_PART",
         "end = begin if (last is first) and False else last + NO_PAYLOAD_PART",
-        "the same bytes are made anew",
+        "the same bytes are made again",
     ),
     *(
         Equivalent(
             "topic/publish",
             "return publish(state, step, Publish(PublishRequest([message]), len(message)), now)",
             f"return publish(state, step, Publish(PublishRequest([message]), {size}), now)",
-            "the size is for the mailbox, which the ask has left: no rule looks at it",
+            "only the mailbox uses the size, and the ask has left it",
         )
         for size in ("", "None")
     ),
@@ -151,37 +149,37 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "topic/deduplication",
         "if not new or not request.messages:",
         "if not new and not request.messages:",
-        "the request is made anew, with all that it had; one without messages has one id, and is new or a duplicate",
+        "an equal request is made; one without messages has one id, and is either new or a duplicate",
     ),
     Equivalent(
         "transactions/decisions",
         "record.frozen = 0",
         "record.frozen = None",
-        "only its truth value is used where it is not",
+        "only its truth value is used otherwise",
     ),
     Equivalent(
         "topic/step",
         'self._prefix = b""',
         "self._prefix = None",
-        "set with the first batch, and not looked at where there is none",
+        "set with the first batch, and not used before",
     ),
     Equivalent(
         "page",
         "known = _LENGTHS.get(size)",
         "known = None",
-        "a prefix is made anew each time, of the same bytes",
+        "a prefix of the same bytes is made each time",
     ),
     Equivalent(
         "topic/publish",
         "return publish(state, step, Publish(PublishRequest(ask.messages), ask.size), now)",
         "return publish(state, step, Publish(PublishRequest(ask.messages), None), now)",
-        "the size is for the mailbox, which the ask has left: no rule looks at it",
+        "only the mailbox uses the size, and the ask has left it",
     ),
     Equivalent(
         "page",
         "if len(view) >= _CUT_AT_ONCE * calcsize(row):",
         "if len(view) > _CUT_AT_ONCE * calcsize(row):",
-        "just as many rows as are cut at once are cut one by one: the same fields, later",
+        "exactly that many rows are cut one by one instead: the same fields, but slower",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Programs that read Delta tables read an archive: each message once, and nothing of a batch that was not committed."""
+"""Programs that read Delta tables can read an archive: each message once, and nothing of an uncommitted batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pyspark_plainsong.pipeline.job import Run
 from tests.pipeline.archives import BATCHES, DAY_MS, HOUR_MS, TIMES, after, id_at, messages, two_days
 
 WEEK_MS = 7 * 86_400_000
-#: The second day, which is not over.
+#: The second day, which is not over yet.
 DAY = date(2026, 2, 1)
 
 
 @pytest.fixture(scope="module")
 def folder(spark, tmp_path_factory):
-    """The table of an archive, of which one day is compacted; another batch was written and not committed."""
+    """The table of an archive with one compacted day; another batch was written but not committed."""
     archive = two_days(spark, tmp_path_factory.mktemp("engines") / "archive")
     archiving.compact(Run("archive", spark=spark), [], archive.root, compression="zstd", keep_ms=WEEK_MS)
     end = archive.table.end(1)
@@ -44,7 +44,7 @@ class Arrow:
 
 
 class DataFusion(Arrow):
-    """The SQL engine that deltalake brings."""
+    """The SQL engine that deltalake includes."""
 
     def rows(self, day=None):
         where = "" if day is None else f" WHERE day = '{day}'"
@@ -87,7 +87,7 @@ class DuckDB(Arrow):
 
 
 class DuckDBDelta(DuckDB):
-    """Its own reader of Delta, an extension."""
+    """DuckDB's own reader of Delta, an extension."""
 
     def rows(self, day=None):
         import duckdb
@@ -132,11 +132,11 @@ def sorted_rows(rows):
     return sorted(rows, key=lambda row: row[0])
 
 
-def test_every_message_is_read_once_with_all_that_it_has(engine, folder):
+def test_every_message_is_read_once_with_all_its_fields(engine, folder):
     assert sorted_rows(engine(folder).rows()) == list(expected(TIMES))
 
 
-def test_a_day_is_read_alone(engine, folder):
+def test_one_day_can_be_read_alone(engine, folder):
     there = [time_ms for time_ms in TIMES if time_ms >= DAY_MS + 24 * HOUR_MS]
     assert sorted_rows(engine(folder).rows(DAY)) == list(expected(there))
 

@@ -123,7 +123,7 @@ def test_an_instance_should_be_in_all_slices_unless_it_is_drained_and_others_are
         assert wanted_slices(found, said, one.name) == expected
 
 
-def test_an_instance_begins_without_slices_where_others_have_topics_unless_they_are_known_as_its_own():
+def test_an_instance_begins_without_slices_if_others_have_topics_unless_they_are_known_as_its_own():
     me, other = Member("a", "a:1"), Member("b", "b:1")
     assert first_slices([], me) == SLICES
     assert first_slices([replace(other, slices=0)], me) == SLICES
@@ -147,7 +147,7 @@ def test_a_step_down_releases_one_portion_at_most_or_one_slice_that_is_not_empty
     assert steps <= 1 + 2 * len(topics) / TOPICS_PER_STEP + len(topics) / TOPICS_PER_STEP
 
 
-def test_where_nothing_is_open_one_step_down_is_sufficient():
+def test_without_open_topics_one_step_down_is_sufficient():
     assert lowered_slices(SLICES, []) == 0
 
 

@@ -344,7 +344,7 @@ class SharedDiskStore(DiskStore):
             await self._reach(self.weather.write_s / 2)
 
     async def pin(self, max_s: float) -> MemoryView:
-        """Return a view that, like HBase's, is not of a single moment."""
+        """Return a view that, like HBase's, does not show a single moment."""
         await self._read()
         return ChangingView(self, trio.current_time() + max_s)
 

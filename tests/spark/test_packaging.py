@@ -57,14 +57,14 @@ def imported(errors: str) -> set[str]:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("pipeline", "list"), ("pipeline", "run", "--help")])
-def test_the_command_line_imports_nothing_of_spark(arguments):
+def test_the_command_line_does_not_import_spark(arguments):
     command = [sys.executable, "-X", "importtime", str(PLAINSONG), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "click" in imported(done.stderr)
     assert not imported(done.stderr) & {*EXTRA}
 
 
-def test_the_daemon_imports_nothing_of_spark_and_no_client(tmp_path):
+def test_the_daemon_imports_neither_spark_nor_a_client(tmp_path):
     with Daemon(tmp_path / "data", wrapper=[sys.executable, "-X", "importtime"]) as daemon:
         with Client("http://{}:{}".format(*daemon.address)) as client:
             client.create_topic("orders")
@@ -85,7 +85,7 @@ def test_the_daemon_imports_nothing_of_spark_and_no_client(tmp_path):
 
 @pytest.fixture(scope="module")
 def plain(wheels, tmp_path_factory):
-    """An environment that has the package, and not the extra."""
+    """An environment with the package but without the extra."""
     return make_interpreter(tmp_path_factory.mktemp("plain") / "env", wheels=wheels.values(), without=EXTRA)
 
 
@@ -107,13 +107,13 @@ def test_without_the_extra_help_and_the_list_of_jobs_work(plain):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """An interpreter for Spark's workers where nothing of ours is installed."""
+    """An interpreter for Spark's workers without any package of Plainsong."""
     return make_interpreter(tmp_path_factory.mktemp("bare") / "env", only=SPARK)
 
 
 @pytest.fixture(scope="module")
 def without_pyarrow(plain):
-    """Make variables with which the same interpreter finds pyspark and nothing else of the extra."""
+    """Return variables that let the same interpreter find pyspark but nothing else of the extra."""
     folder = plain.parents[1] / "pyspark alone"
     folder.mkdir()
     for name in ("pyspark", "py4j"):
@@ -144,7 +144,7 @@ def test_a_job_without_java_says_what_to_install(installed, url):
 
 
 def test_a_session_without_java_says_so(installed, tmp_path):
-    """A user's own, where nothing of ours runs."""
+    """The session is the user's own, in which no code of Plainsong runs."""
     for tool in ("bash", "env", "dirname", "ps"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
     script = "from pyspark.sql import SparkSession; SparkSession.builder.getOrCreate()"

@@ -304,9 +304,9 @@ STANDING = Standing("default", "outbox-1", epoch=4, generation=1, next_number=10
         (OpenedProducer(5, 1, 9), None, 3, None),
         (OpenedProducer(5, 1, 10), None, 3, "from a backup"),
         (OpenedProducer(5, 1, 10), None, 0, "from a backup"),
-        (OpenedProducer(1, 1, -1), None, 3, "knows less"),
+        (OpenedProducer(1, 1, -1), None, 3, "no longer knows all"),
         (OpenedProducer(1, 1, -1), None, 0, None),
-        (OpenedProducer(5, 1, 5), None, 3, "knows less"),  # the daemon was restored from a backup
+        (OpenedProducer(5, 1, 5), None, 3, "no longer knows all"),  # the daemon was restored from a backup
         (OpenedProducer(1, 2, -1), None, 3, "created again"),
         (OpenedProducer(1, 2, -1), None, 0, None),
         (OpenedProducer(1, 2, -1), 7, 3, None),  # the daemon still has the old generation's producer

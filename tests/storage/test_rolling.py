@@ -183,7 +183,7 @@ async def test_a_failure_in_the_middle_of_a_rollback_never_says_that_nothing_was
     assert set(await signs(leveldb)) == {-POINTER}
 
 
-async def test_a_group_that_fails_in_a_rollback_fails_for_all_of_it_and_leaves_nothing_half(leveldb):
+async def test_a_group_that_fails_in_a_rollback_fails_completely_and_leaves_nothing_partial(leveldb):
     claim = await leveldb.claim(NAME)
     await leveldb.write([run_of(POINTER, 0, 10)], claim=claim)
     spy = Spy(leveldb)

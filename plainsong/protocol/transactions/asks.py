@@ -181,7 +181,7 @@ class Nothing(Ask[None]):
 
 @dataclass(frozen=True, slots=True)
 class TransactionStatus:
-    """The status of a transaction; of an ``unknown`` one only the id is set."""
+    """The status of a transaction; for an ``unknown`` one only the id is set."""
 
     transaction_id: int
     state: State

@@ -186,7 +186,7 @@ async def test_a_read_in_progress_does_not_undo_a_leave(ensemble):
         assert not owned(a)
 
 
-async def test_an_instance_that_ends_is_gone_at_once_and_not_at_the_end_of_its_session(ensemble):
+async def test_an_instance_that_ends_disappears_immediately_not_at_the_end_of_its_session(ensemble):
     async with running(ensemble, "b") as b:
         async with running(ensemble, "a"):
             await until(lambda: len(b.instances) == 2, b)

@@ -1,4 +1,4 @@
-"""The store hands every durable batch over: in order, once, and as what it changed."""
+"""The store hands over every durable batch once, in order, with the changes that it made."""
 
 from __future__ import annotations
 

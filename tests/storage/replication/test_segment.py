@@ -114,7 +114,7 @@ def test_an_opening_segment_has_no_commits_and_ends_before_its_first():
     assert opening.last == 41
 
 
-def test_no_flipped_bit_and_no_cut_of_a_segment_goes_unnoticed():
+def test_every_flipped_bit_and_every_truncation_of_a_segment_is_noticed():
     data = encode_segment(EXAMPLE)
     for at in range(len(data)):
         for bit in range(8):
@@ -139,7 +139,7 @@ def test_no_flipped_bit_and_no_cut_of_a_segment_goes_unnoticed():
         (slice(102, 106), b"\xff\xff\xff\xff", "4294967295 bytes"),
     ],
 )
-def test_a_head_that_contradicts_its_commits_is_damage_even_with_a_right_checksum(place, value, why):
+def test_a_head_that_contradicts_its_commits_is_damage_even_with_a_correct_checksum(place, value, why):
     data = bytearray(encode_segment(EXAMPLE)[:-4])
     data[place] = value
     with pytest.raises(DamagedLog, match=why):
