@@ -62,7 +62,7 @@ LARGE_BYTES = 64 << 10
 #: Such a page is read ahead for readers that take at least this long from one page to the next request. A load
 #: generator in C takes 0.6 ms for 10 000 messages of 100 bytes, the Python client 6 ms.
 LEAST_PAUSE_S = 0.001
-#: The most messages and bytes that are read ahead after a smaller page.
+#: The maximum of messages and bytes that are read ahead after a smaller page.
 AHEAD = 5_000, 256 << 10
 #: How many starts and ends of recent pages to remember, to detect rereads, and readers that walk.
 REMEMBERED = 1024

@@ -1,6 +1,6 @@
 """Opens TCP connections within a time limit, name resolution included.
 
-``getaddrinfo`` has no time-out and cannot be cancelled: a resolver that does not answer blocks it for ten seconds and
+``getaddrinfo`` has no time-out and cannot be cancelled: a resolver that does not answer blocks it for ten seconds or
 more. So a thread calls it, and callers wait for the thread with a time-out.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 #: Address family and address, as ``socket.connect`` takes it.
 Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
-#: The least time-out of a socket; 0 would make it non-blocking.
+#: The minimum time-out of a socket; 0 would make it non-blocking.
 MIN_TIMEOUT_S = 0.001
 
 

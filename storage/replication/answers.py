@@ -41,7 +41,7 @@ class _Waiting(NamedTuple):
 
 
 class PendingAnswers:
-    """Answers in the order of the commits on which they rest."""
+    """Answers in the order of the commits on which they depend."""
 
     def __init__(self) -> None:
         self._waiting: deque[_Waiting] = deque()

@@ -178,7 +178,7 @@ async def test_while_the_transaction_service_is_unavailable_a_committed_stream_s
 # --- keep-alives and the end -----------------------------------------------------------------------
 
 
-async def test_an_idle_stream_sends_signs_of_life(daemon, monkeypatch):
+async def test_an_idle_stream_sends_keep_alives(daemon, monkeypatch):
     monkeypatch.setattr(events, "PING_S", 0.02)
     async with following(daemon) as source:
         async with trio.open_nursery() as nursery:

@@ -137,7 +137,7 @@ async def test_an_idle_producer_is_forgotten_and_one_with_a_longer_retention_is_
     await daemon.call("PUT", f"{PRODUCERS}/p", status=400, code="invalid_parameter", json=body)
 
 
-async def test_a_deleted_generation_without_producers_is_gone_like_one_that_was_cleaned(daemon):
+async def test_a_deleted_generation_without_producers_is_reported_like_a_cleaned_one(daemon):
     await daemon.create()
     await daemon.call("DELETE", f"{TOPICS}/t")
     await daemon.call("GET", f"{PRODUCERS}/p?generation=1", status=404, code="producer_not_found")

@@ -81,7 +81,7 @@ def test_a_replay_does_not_continue_with_changed_files(plans):
     assert plans.chosen(others, any_range=True, anew=True).attempt == 1
 
 
-def test_a_plan_that_cannot_be_read_stops_everything(plans, tmp_path):
+def test_an_unreadable_plan_stops_everything(plans, tmp_path):
     plans.save(some_plan())
     (file,) = (tmp_path / "_replays").glob("*.json")
     file.write_text("{}")

@@ -94,7 +94,7 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("world", "seed", "steps"), FOUND)
-def test_a_schedule_that_once_found_a_fault_finds_it_no_more(world, seed, steps):
+def test_a_schedule_that_once_found_a_fault_no_longer_finds_it(world, seed, steps):
     _, how = WORLDS[world]
     good(world, many([seed], steps=steps, **how))
 

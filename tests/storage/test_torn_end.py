@@ -181,7 +181,7 @@ def test_the_first_blocks_of_a_commit_that_has_another_one_after_it_may_not_be_m
 
 
 @given(data=st.binary(max_size=200), at=st.integers(0, 2000), zeros=st.integers(0, 40_000))
-def test_a_log_of_any_bytes_is_looked_through_to_its_end(data, at, zeros):
+def test_a_log_of_any_bytes_is_searched_to_its_end(data, at, zeros):
     found = torn_record(bytes(at) + data + bytes(zeros))
     assert found is None or found <= at + len(data)
 

@@ -247,7 +247,7 @@ def follow(
       check: called before each chunk; raises if this process no longer holds the lock.
     Raises:
       CommandFailed: the topic has forgotten the progress of the replay.
-      Exception: any error of Spark; the present chunk may be published, which the next run finds out.
+      Exception: any error of Spark; the current chunk may be published, which the next run finds out.
     """
     first = resume_at(run, plan)
     if first > plan.done:

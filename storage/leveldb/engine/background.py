@@ -40,7 +40,7 @@ def _lower_priority(thread: int) -> None:
 
 
 def _wait_for_end(thread: int | None) -> None:
-    """Wait until the kernel counts a thread no more, which is a moment after it was joined."""
+    """Wait until the kernel no longer lists a thread, which is a moment after it was joined."""
     until_s = time.monotonic() + MAX_END_S
     while os.path.exists(f"/proc/self/task/{thread}") and time.monotonic() < until_s:
         nap(_LOOK_EVERY_S / 10)
