@@ -241,7 +241,7 @@ class AsyncTransactionContext:
             await member.start_tx(self._under_way)
 
     def remove(self, participant: AnyParticipant) -> bool:
-        """Removes a participant; whether it was one. Raises TransactionInProgress while one is under way."""
+        """Removes a participant; returns whether it was one. Raises TransactionInProgress during a transaction."""
         if self._under_way is not None:
             raise TransactionInProgress("participants cannot leave a transaction in progress")
         before = len(self._participants)
@@ -285,7 +285,7 @@ class AsyncTransactionContext:
         Returns:
           ``aborted``, or ``invalid`` if not everything could be undone; None: there was nothing to abort.
         Raises:
-          without a ``cause``, the first failure: TransactionFailed, or an error of the service's.
+          without a ``cause``, the first failure: TransactionFailed, or an error of the service.
         """
         async with self._lock:
             return await self._abort(cause)

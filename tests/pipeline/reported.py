@@ -1,4 +1,4 @@
-"""The figures of a report once more, in straightforward Python over plain lists: what Spark's are compared with."""
+"""The figures of a report, computed again in simple Python over plain lists, for comparison with Spark's."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def rates(rows: Sequence[Row], topics: Sequence[Topic], grid: Grid) -> set[tuple
 
 
 def visible(rows: Sequence[Row], decisions: Sequence[Decision]) -> dict[bytes, tuple[int | None, str]]:
-    """By message: how long it waited, and how well that is known. A walk along each topic as a reader goes."""
+    """By message: how long it waited, and how well that is known. Walks along each topic as a reader does."""
     known = {decision.pointer: decision for decision in decisions}
     found: dict[bytes, tuple[int | None, str]] = {}
     by_topic: dict[str, list[Row]] = defaultdict(list)
@@ -96,7 +96,7 @@ def quantile(values: Sequence[int], part: float) -> float:
 
 
 def a_history(seed: int, count: int, start_ms: int) -> tuple[list[Row], list[Decision]]:
-    """Messages of three topics, plain and of transactions of every fate, and what a service says of these."""
+    """Messages of three topics, plain and of transactions with every outcome, and the service's report on these."""
     random_ = random.Random(seed)
     rows: list[Row] = []
     decisions: list[Decision] = []

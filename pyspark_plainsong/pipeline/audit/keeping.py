@@ -128,7 +128,7 @@ class Keeping:
 
     @property
     def manifest(self) -> TablesManifest:
-        """The present manifest."""
+        """The current manifest."""
         return self._manifest
 
     def begin(self, lives: dict[str, int]) -> None:

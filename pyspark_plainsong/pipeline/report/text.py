@@ -24,12 +24,12 @@ _NAMES = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
 
 
 def show_count(count: float | None) -> str:
-    """A whole number, grouped wherever the report goes: its page, its plots and its text agree."""
+    """A whole number with grouped digits, the same on the report's page, in its plots and in its text."""
     return count_of(count, grouped=True)
 
 
 def show_rate(per_second: float) -> str:
-    """A rate; of a quiet topic with two digits that say something, and not 0."""
+    """A rate; for a quiet topic with two significant digits, instead of 0."""
     return f"{per_second:.2g}/s" if 0 < per_second < 0.05 else rate_of(per_second, grouped=True)
 
 
