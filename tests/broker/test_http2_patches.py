@@ -1,5 +1,5 @@
 """Each patch of hypercorn's HTTP/2 is needed: without it, hypercorn's fault appears. A test that fails names the patch
-that can go."""
+that can be removed."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ async def test_hypercorn_still_needs_the_patch(autojump_clock, patch, is_right):
     others = tuple(each for each in Http2Protocol.__bases__ if each is not patch)
     tasks = TaskGroup if patch is UnreadBodies else UnreadBodies
     async with talking(type("WithoutIt", others, {}), tasks) as talk:
-        assert not await is_right(talk), f"hypercorn has mended it: remove {patch.__module__}"
+        assert not await is_right(talk), f"hypercorn has fixed it: remove {patch.__module__}"
 
 
 def test_every_patch_has_its_test():

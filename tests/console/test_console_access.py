@@ -137,7 +137,7 @@ def tab_to(screen: Screen, testid: str) -> None:
             assert outline != "none", testid
             return
         screen.press(Keys.TAB)
-    raise AssertionError(f"Tab never comes to {testid}")
+    raise AssertionError(f"Tab never reaches {testid}")
 
 
 def test_the_pages_in_the_header_are_links_and_mark_the_open_one(screen: Screen):
@@ -150,7 +150,7 @@ def test_the_pages_in_the_header_are_links_and_mark_the_open_one(screen: Screen)
         screen.click(f"nav-{name}")
         screen.until("it is open", lambda path=path: screen.path == path)
         screen.until(
-            "so it is said", lambda name=name: screen.one(f"nav-{name}").get_attribute("aria-current") == "page"
+            "it is announced", lambda name=name: screen.one(f"nav-{name}").get_attribute("aria-current") == "page"
         )
         screen.until("its head has the focus", lambda: screen.focused("tagName") == "H1")
     screen.browser.back()

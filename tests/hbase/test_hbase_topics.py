@@ -59,7 +59,7 @@ async def said_twice(first, second, ask, where):
         held.release()
 
 
-async def test_each_row_of_a_request_says_so_since_an_owner_of_version_0_1_counts_no_others(store, others):
+async def test_each_row_of_a_request_has_its_index_since_an_owner_of_version_0_1_counts_no_others(store, others):
     async with instances(store, others) as (first, _, _):
         await first.create()
         await first.publish("a", "b", "c", producer="p", sequence_ids=[0, 1, 2])
