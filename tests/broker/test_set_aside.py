@@ -415,7 +415,7 @@ async def test_an_unreadable_block_is_skipped_and_everything_around_it_is_read(t
 
 
 @pytest.mark.parametrize("end", [min, max])
-async def test_a_topic_continues_where_its_first_or_last_block_was_set_aside_and_reports_it_no_more(tmp_path, end):
+async def test_a_topic_continues_where_its_first_or_last_block_was_set_aside_and_no_longer_reports_it(tmp_path, end):
     here = {"storage__data_dir": tmp_path / "data"}
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store, in_process(store=store, **here) as daemon:
         await daemon.create()
