@@ -50,7 +50,7 @@ def test_reading_stops_at_a_row_whose_pointer_was_issued_after_the_moment():
     assert fed == 4
 
 
-def test_stored_messages_before_such_a_row_are_read_although_they_are_in_the_same_list():
+def test_stored_messages_before_a_row_after_the_moment_are_read_although_they_are_in_the_same_list():
     early, late = (START_MS - 5) * PER_MS, (START_MS + 5) * PER_MS
     topic = Topic([plain(0), stored(3, early, 4), inline(7, late), plain(9)])
     page = topic.from_store(topic.span(), view=moment().view(), chunk=100)

@@ -169,9 +169,7 @@ async def test_the_last_report_survives_a_restart(tmp_path):
         assert scrub_of(store, kept).report.findings == []
 
 
-async def test_findings_of_a_round_survive_it_and_earlier_ones_stay_until_their_rows_are_read_again(
-    tmp_path, monkeypatch
-):
+async def test_findings_outlive_their_round_and_stay_until_their_rows_are_read_again(tmp_path, monkeypatch):
     kept = tmp_path / "data" / "scrub.json"
 
     async def damage(store, name):

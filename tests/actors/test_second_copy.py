@@ -461,7 +461,7 @@ async def three_bases(tmp_path, objects):
     assert len(await bases_of(objects)) == 3
 
 
-async def test_each_base_equals_the_replay_from_the_one_before_it(tmp_path, objects):
+async def test_each_base_equals_the_replay_from_the_previous_base(tmp_path, objects):
     await three_bases(tmp_path, objects)
     (tmp_path / "scratch").mkdir()
     found = await compare_bases(objects, tmp_path / "scratch")
@@ -517,7 +517,7 @@ async def test_a_copy_without_a_base_cannot_be_restored(tmp_path, objects):
         await restored(objects, tmp_path / "newer", to_ms=1)
 
 
-async def test_a_start_reports_each_segment_that_it_reads_so_that_many_are_no_silence(tmp_path, objects):
+async def test_a_start_reports_each_segment_that_it_reads_so_that_many_do_not_count_as_silence(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.counted()
         copied_at_once(tmp_path / "data", tmp_path / "older")

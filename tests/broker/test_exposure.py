@@ -76,7 +76,7 @@ def test_only_addresses_that_others_reach_are_named():
         REQUIRED | {"security.allow_insecure": "tls"},
     ],
 )
-def test_it_starts_with_both_or_when_explicitly_without(values):
+def test_the_daemon_starts_with_both_protections_or_if_they_are_waived_explicitly(values):
     assert found({"http.bind": "0.0.0.0:1"} | values) == []
 
 

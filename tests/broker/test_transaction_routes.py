@@ -252,7 +252,7 @@ async def test_a_checkpoint_gives_a_new_pointer_of_the_same_transaction(daemon):
     assert await committed(daemon) == ["one", "two"]
 
 
-async def test_what_a_transaction_hides_is_counted_in_all_its_topics(daemon):
+async def test_hidden_messages_of_a_transaction_are_counted_in_all_its_topics(daemon):
     begun = await begin(daemon)
     for topic, count in (("t", 5), ("u", 3)):
         await daemon.create(topic)

@@ -12,7 +12,7 @@ async def maintained(daemon, query=""):
     return (await daemon.call("POST", MAINTENANCE + query)).json()
 
 
-async def test_it_reports_what_has_expired_and_that_the_snapshot_covers_everything(daemon):
+async def test_maintenance_reports_what_has_expired_and_that_the_snapshot_covers_everything(daemon):
     await daemon.create(ttl=60)
     body = {"messages": ["a", "b"], "producer": "p", "sequenceIds": [0, 1]}
     await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
@@ -36,7 +36,7 @@ async def test_its_report_holds_after_a_crash_with_the_clock_set_back(daemon):
         assert await again.poll() == []
 
 
-async def test_it_names_the_invalid_transactions_that_the_topic_has_messages_of(daemon):
+async def test_maintenance_names_the_invalid_transactions_with_messages_in_the_topic(daemon):
     await daemon.create()
     begun = (await daemon.call("POST", "/v1/transactions", json={"type": "long"})).json()
     await daemon.call("POST", f"{TOPICS}/t/publish", json={"messages": ["a"], "transactionWritePointer": begun["id"]})

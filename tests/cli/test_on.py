@@ -180,7 +180,7 @@ def test_an_unreachable_daemon_is_reported_at_once(on):
 # --- the starting position ---------------------------------------------------------------------------
 
 
-def test_it_begins_at_the_given_position_but_continues_where_it_was(on, orders):
+def test_on_begins_at_the_given_position_but_continues_from_its_own(on, orders):
     assert on("--run", "cat", "--from", orders[1], "--once", "--limit", "1")[0] == "b"
     assert on("--run", "cat", "--from", "oldest", "--once")[0] == "c"
     assert on("--run", "cat", "--from", "now", "--once", "--position", "reader:new")[0] == ""
@@ -302,7 +302,7 @@ def test_two_processes_with_one_reader_are_detected_when_they_save(cli, spawn, o
     assert position(cli, "one") == orders[-1]
 
 
-def test_it_continues_when_the_daemon_is_back(tmp_path, alone, spawn):
+def test_on_continues_when_the_daemon_is_back(tmp_path, alone, spawn):
     with Daemon(tmp_path / "data", bind=free_address()) as daemon:
         url, port = url_of(daemon), daemon.address[1]
         with Client(url) as client:

@@ -40,7 +40,7 @@ def test_a_client_gets_the_current_state_and_then_the_changes(client: Any, topic
         assert (changed.kind, changed.data[0]["name"]) == ("topics", topic)
 
 
-def test_all_kinds_are_sent_and_topics_if_some_are_named(client: Any, topic: str):
+def test_events_of_all_kinds_are_sent_and_those_of_topics_only_if_topics_are_named(client: Any, topic: str):
     with client.admin.events() as events:
         assert [each.kind for each in islice(events, 3)] == ["transactions", "attention", "cluster"]
     with client.admin.events(f"default:{topic}") as events:

@@ -110,7 +110,7 @@ def test_committed_readers_are_held_for_a_block(b, client):
     assert payloads(client) == [b"before", b"behind"]
 
 
-def test_it_is_killed_and_restarted_at_the_same_address_with_everything_acknowledged(tmp_path):
+def test_a_test_daemon_is_killed_and_restarted_at_the_same_address_with_everything_acknowledged(tmp_path):
     with broker(tmp_path / "data", http__max_body_bytes=20_000_000) as b, b.client() as client:
         client.create_topic("orders")
         client.publish("orders", b"kept")

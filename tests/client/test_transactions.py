@@ -431,7 +431,7 @@ def test_a_function_is_called_again_after_a_conflict(client: Client, topic: str)
     assert committed(client, topic) == [b"3"]
 
 
-def test_it_retries_conflicts_only_and_up_to_its_limit(client: Client, topic: str):
+def test_run_in_transaction_retries_only_conflicts_and_up_to_its_limit(client: Client, topic: str):
     calls = []
 
     def contended(tx: Any) -> None:

@@ -227,7 +227,7 @@ def test_producers_are_listed_and_forgotten(screen: Screen, client: Client, ns: 
 # --- undeletion ------------------------------------------------------------------------------------
 
 
-def test_a_deleted_topic_is_shown_as_such_and_undeleted_after_a_preview(screen: Screen, client: Client, ns: str):
+def test_a_deleted_topic_is_shown_as_deleted_and_undeleted_after_a_preview(screen: Screen, client: Client, ns: str):
     client.create_topic("orders")
     publish(client, "orders", b"a", b"b", b"c")
     client.admin.delete_topic("orders")

@@ -63,7 +63,7 @@ def test_its_age_advances_without_events(screen: Screen, client: Client, ns: str
     client.transactions.abort(transaction)
 
 
-def test_it_says_which_readers_it_holds(screen: Screen, client: Client, ns: str):
+def test_a_transaction_shows_which_readers_it_holds(screen: Screen, client: Client, ns: str):
     client.create_topic("a")
     client.publish("a", [b"before"])
     client.admin.set_reader("a", "billing", client.admin.messages("a")[0].id)

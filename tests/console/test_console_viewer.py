@@ -30,7 +30,7 @@ def opened(screen: Screen, message_id: str) -> None:
     screen.until("it is open", lambda: screen.browser.find_elements("css selector", inside))
 
 
-def test_it_begins_with_the_newest_and_turns_to_older_and_newer_pages(screen: Screen, hundred, ns: str):
+def test_the_viewer_begins_with_the_newest_page_and_turns_to_older_and_newer_ones(screen: Screen, hundred, ns: str):
     screen.open(f"/console/topics/{ns}/t", "message-row")
     assert screen.rows() == hundred[:-51:-1]
     screen.click("older")

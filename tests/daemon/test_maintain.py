@@ -43,7 +43,7 @@ def events(done) -> dict[str, dict]:
     return {event["event"]: event for event in map(json.loads, done.stdout.splitlines())}
 
 
-def test_it_prints_what_is_due_and_who_removes_it_and_that_nothing_was_done(daemon, client, tmp_path):
+def test_maintain_prints_what_is_due_and_who_removes_it_and_that_nothing_was_done(daemon, client, tmp_path):
     client.create_topic("short", ttl_s=1)
     client.publish("short", [b"a", b"b", b"c"])
     eventually("they expire", lambda: not client.admin.stats("short")["messages"])
@@ -103,7 +103,7 @@ def test_an_unknown_store_ends_it_before_any_request(daemon, monkeypatch):
     assert (done.exception.code, "'elsewhere'" in done.exception.message) == (Exit.USAGE, True)
 
 
-def test_it_can_be_run_as_a_job_of_the_pipeline_too(daemon, client):
+def test_maintain_can_also_be_run_as_a_job_of_the_pipeline(daemon, client):
     client.create_topic("reached", if_not_exists=True)
     words = ["--url", url(daemon), "-n", "shop", "--conf", "spark.executor.memory=1g", "reached"]
     job = run_plainsong("pipeline", "run", "--master", "local[2]", "--json", "maintain", *words)

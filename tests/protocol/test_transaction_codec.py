@@ -153,7 +153,7 @@ def test_known_fields_of_another_type_are_skipped(transaction, value, field):
 
 
 @given(transactions, st.binary(max_size=40))
-def test_what_follows_a_transaction_is_ignored(transaction, rest):
+def test_bytes_after_a_transaction_are_ignored(transaction, rest):
     assert decode_transaction(encode_transaction(transaction) + rest) == transaction
 
 

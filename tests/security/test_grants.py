@@ -146,7 +146,7 @@ def test_a_file_with_too_many_lines_is_refused():
         parse_grants(b"format = 1\n" + b"#\n" * MAX_LINES)
 
 
-def test_a_file_that_is_not_text_is_refused_at_that_place():
+def test_the_error_for_a_file_that_is_not_text_names_the_place():
     with pytest.raises(BadGrantsFile) as caught:
         parse_grants(b"format = 1\n# \xff")
     assert (caught.value.line, caught.value.column) == (2, 3)

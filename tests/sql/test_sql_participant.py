@@ -39,7 +39,7 @@ def prepare(participant: SqlParticipant) -> None:
 # --- a transaction that commits, and one that does not -----------------------------------------------
 
 
-def test_it_is_a_participant(participant: SqlParticipant):
+def test_a_sql_participant_implements_the_protocol_of_participants(participant: SqlParticipant):
     assert isinstance(participant, TransactionAware)
 
 
