@@ -5,7 +5,7 @@
     3  restore   the backup into the new store, as ``plainsong backup restore`` does
 
 Going through a backup applies the same rules to both kinds of restore: decided transactions stay, open ones are rolled
-back, ids continue later.
+back, and new ids come after all earlier ones.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ async def refuse_late_clock(objects: Objects, now_ms: int, *, is_given: bool) ->
 
 
 class _Writing:
-    """Writes what is read."""
+    """Writes the rows and commits that are read."""
 
     def __init__(self, into: LevelDBStore) -> None:
         self._into = into
@@ -267,7 +267,7 @@ async def _back_up(view: StoreView, folder: BackupFolder, cut_ms: int) -> dict[s
 async def _pages(
     cut: Cut, folder: BackupFolder, page_from: Callable[[str | None], Awaitable[Page]]
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Write all objects of something into the folder; return them and the last position of a topic."""
+    """Write all objects that ``page`` lists into the folder; return them and the last position of a topic."""
     found: list[dict[str, Any]] = []
     after: str | None = None
     while True:

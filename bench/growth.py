@@ -81,7 +81,7 @@ def _grow(
 
 
 class _Messages:
-    """Fills a fixed set of topics with more and more messages."""
+    """Fills a fixed set of topics with an increasing number of messages."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -114,7 +114,7 @@ class _Messages:
 
 
 class _Topics:
-    """Creates more and more topics with a message each."""
+    """Creates an increasing number of topics with a message each."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

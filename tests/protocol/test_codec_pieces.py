@@ -42,7 +42,7 @@ WRITERS: dict[str, Callable[[Page], Iterator[bytes]]] = {
     "json": JSON.page_pieces,
     "json, base64": lambda page: JSON.page_pieces(page, PageOptions(payload_base64=True)),
     "frames": lambda page: frames_pieces(page, FramesOptions()),
-    "frames with all there is": lambda page: frames_pieces(page, FramesOptions(pointers=True, attributes=True)),
+    "frames with every field": lambda page: frames_pieces(page, FramesOptions(pointers=True, attributes=True)),
     "events": lambda page: events_pieces(page, "/here"),
 }
 

@@ -77,7 +77,7 @@ def test_saving_commits_nothing_by_itself(made: Engine):
         assert load(SqlPosition(session, "billing"), Topics(orders=1)) == {}
 
 
-def test_after_a_rollback_the_same_reader_saves_no_more_and_a_new_one_reads_the_same_again(made: Engine):
+def test_after_a_rollback_the_same_reader_cannot_save_and_a_new_one_reads_the_same_again(made: Engine):
     with Session(made) as session:
         position = SqlPosition(session, "billing")
         load(position, Topics(orders=1))
