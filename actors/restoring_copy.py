@@ -267,7 +267,7 @@ async def _back_up(view: StoreView, folder: BackupFolder, cut_ms: int) -> dict[s
 async def _pages(
     cut: Cut, folder: BackupFolder, page_from: Callable[[str | None], Awaitable[Page]]
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Write all objects that ``page`` lists into the folder; return them and the last position of a topic."""
+    """Write all objects that ``page_from`` lists into the folder; return them and the last position of a topic."""
     found: list[dict[str, Any]] = []
     after: str | None = None
     while True:

@@ -209,7 +209,7 @@ class AsyncStream:
             await self._end(error, orderly=orderly)
 
     async def _received(self) -> tuple[PlainsongError, bool]:
-        """Receives answers; returns the error that ended the connection, and True if the daemon closed it in good order."""
+        """Receives answers; returns the error that ended the connection, and True if the daemon closed it normally."""
         answer_s = self._answer_s()
         look_s, before = now() + answer_s, self._unanswered_after()
         try:

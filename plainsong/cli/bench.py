@@ -1,4 +1,4 @@
-"""The verb `bench`: measures a daemon for some seconds in a separate topic, which is deleted afterwards."""
+"""The verb `bench`: measures a daemon for a few seconds in a separate topic, which is deleted afterwards."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Time limit for a gateway's answer to a greeting.
 _WORD_S = 3.0
-#: Time limit for its answer to a frame of some megabytes.
+#: Time limit for its answer to a frame of a few megabytes.
 _FRAME_S = 15.0
 _MIB = 1 << 20
 

@@ -1,4 +1,4 @@
-"""The failure matrix of producers: whichever write fails, each message is there once, in complete batches."""
+"""The failure matrix of producers: whichever write fails, each message is present once, in complete batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Producers when the client or the daemon is killed with kill -9: in the end every message is there once, in order."""
+"""Producers when client or daemon are killed with kill -9: at the end every message is present once, in order."""
 
 from __future__ import annotations
 

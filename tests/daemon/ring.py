@@ -162,7 +162,7 @@ class Manner:
     inclusive: bool = False
     """Ask for the last message again, and expect it."""
     by_time: bool = False
-    """Start at a time, some hundred milliseconds ago, again after every few pages."""
+    """Start at a time, a few hundred milliseconds ago, again after every few pages."""
     wait_ms: int = 0
 
 

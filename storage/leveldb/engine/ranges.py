@@ -34,7 +34,7 @@ TOGETHER = 16
 #: Larger rows are read one at a time.
 _TOGETHER_BYTES = 4 << 10
 #: The longest list of rows, and about its maximum size. A page that ends within a list has wasted the read of the rest,
-#: and each list costs its reader some microseconds.
+#: and each list costs its reader a few microseconds.
 LIST_ROWS = 500
 _LIST_BYTES = 256 << 10
 #: Minimum number of plain rows in a list for which they are joined.

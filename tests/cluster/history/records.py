@@ -59,7 +59,7 @@ class Transaction:
     undone_s: float = inf
     """When a response first reported it as aborted or invalid."""
     state: str = ""
-    """Its state in the end, according to the service."""
+    """Its state at the end, according to the service."""
 
     def __post_init__(self) -> None:
         self.pointers.add(self.id)
