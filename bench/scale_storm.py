@@ -48,7 +48,7 @@ def storm(
     busy: float = 0.5,
     seed: int = 1,
 ) -> Storm:
-    """Simulate the death of the instances ``dead``; if these are all, the deployment restarts at ``session_s``.
+    """Simulate the death of the instances ``dead``; if none remains, the deployment restarts at ``session_s``.
 
     Args:
       busy: utilization of the other instances' cores by everything else.

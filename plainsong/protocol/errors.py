@@ -6,10 +6,10 @@
     ├── NotFound, MethodNotAllowed                                   ├── QuotaExceeded
     ├── Conflict              with the current state                 ├── Unavailable    try again later
     ├── PreconditionFailed    it has changed since it was read        └── Internal       a bug in Plainsong
-    └── Gone                  it was here once
+    └── Gone                  it existed once
 
-An error has a ``code`` (machine-readable, listed in docs/http.md, never changed) and an ``outcome``. It knows
-nothing of HTTP: one table in ``broker/http/messages.py`` maps classes to statuses.
+An error has a ``code`` (machine-readable, listed in docs/http.md, never changed) and an ``outcome``. It is
+independent of HTTP: one table in ``broker/http/messages.py`` maps classes to statuses.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class PartialDuplicate(Conflict):
 
 
 class SequenceConsumed(Conflict):
-    """The sequence ids were used under another write pointer, or under one at all; they cannot be used again."""
+    """The sequence ids were used under another write pointer, or only one of the uses had one; use new ids."""
 
     code = "sequence_consumed"
     title = "The sequence ids were used under another write pointer"
@@ -502,7 +502,7 @@ class OutcomeUnknown(Unavailable):
 
 
 class TooManyProducers(Unavailable):
-    """The topic remembers as many producers as it may, and all of them were active recently."""
+    """The topic remembers the maximum number of producers, and all of them were active recently."""
 
     code = "too_many_producers"
     title = "The topic has too many producers"

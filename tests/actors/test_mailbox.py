@@ -131,7 +131,7 @@ async def test_drained_requests_get_the_reason(nursery):
 async def test_requests_are_refused_while_the_receiver_is_unavailable():
     mailbox = Mailbox(10, 100)
     mailbox.closed_for = lambda: Recovering("the store is unavailable")
-    with pytest.raises(Recovering, match="away"):
+    with pytest.raises(Recovering, match="unavailable"):
         mailbox.put(Ticket(Describe()))
     mailbox.closed_for = None
     mailbox.put(Ticket(Describe()))

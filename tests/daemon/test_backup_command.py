@@ -149,7 +149,7 @@ def test_a_killed_backup_is_not_listed_and_its_objects_are_used_by_the_next(tmp_
         assert json.loads(backup("list", folder, "--json").stdout) == []
         left = len([each for each in folder.glob("objects/*/*") if len(each.name) == 64])
         assert left == 9
-        eventually("the cut of the one that was killed ends", lambda: _can_begin(url_of(daemon)))
+        eventually("the cut of the killed backup ends", lambda: _can_begin(url_of(daemon)))
         done = made("create", folder, "--url", url_of(daemon))
         assert done["newObjects"] <= done["objects"] - left + 2
         assert made("verify", folder, "--deep")["ok"]
@@ -282,7 +282,9 @@ def test_sums_over_topics_hold_in_every_restore_to_a_point_in_time_too(tmp_path)
         with Transfers(url_of(daemon)) as going_on:
             for _ in range(3):
                 transfers = going_on.transfers
-                eventually("there is more to keep", lambda before=transfers: going_on.transfers > before + 30)
+                eventually(
+                    "there are more transfers to restore", lambda before=transfers: going_on.transfers > before + 30
+                )
                 acknowledged = going_on.acknowledged
                 ids.append(made("create", folder, "--url", url_of(daemon))["id"])
                 floors.append(acknowledged)
@@ -326,7 +328,7 @@ def test_producers_are_restored_as_of_the_chosen_time_and_continue_after_it(tmp_
                 receipt = producer.publish([b"%d" % number])
                 if number == 1:
                     at_ms = int.from_bytes(bytes(receipt.last_id)[:8], "big")
-                    eventually("it is later", lambda then=at_ms: time.time_ns() // 1_000_000 > then)
+                    eventually("the clock is past the publish", lambda then=at_ms: time.time_ns() // 1_000_000 > then)
         made("create", folder, "--url", url_of(daemon))
         daemon.stop()
     with Daemon(restored(folder, tmp_path / "then", "--at", at_ms)) as daemon, Client(url_of(daemon)) as client:

@@ -142,7 +142,7 @@ async def test_a_commit_is_unknown_if_no_connection_is_free_to_check_its_outcome
     assert await values(others[0]) == [b"m"]
 
 
-async def test_a_row_that_no_head_decides_about_makes_the_outcome_unknown(store):
+async def test_a_write_to_a_row_that_no_head_covers_has_an_unknown_outcome(store):
     claim = await store.claim(NAME)
     Lost(store, puts_to("messages"), happens=False)
     with pytest.raises(StoreError) as caught:
@@ -166,7 +166,7 @@ async def test_a_failed_rollback_leaves_rows_put_before_it_and_none_after_it(sto
 @pytest.mark.parametrize(
     "behind", [[Delete(MESSAGE, [M[0].prefix + M[0].suffixes[0]])], [RollBack(M[0].prefix, M[0].prefix + b"\xff", 7)]]
 )
-async def test_later_commits_are_not_acknowledged_when_another_owner_came_before_their_end(store, others, behind):
+async def test_later_commits_are_not_acknowledged_if_another_owner_took_over_before_they_ended(store, others, behind):
     """The other owner read the state before the commit, so the request must be repeated to that owner."""
     claim = await store.claim(NAME)
     await store.write(M, claim=claim)

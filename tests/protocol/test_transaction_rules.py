@@ -32,7 +32,7 @@ def passed(at):
 # --- pointers and snapshots ------------------------------------------------------------------------
 
 
-def test_ids_are_of_the_millisecond_and_strictly_increase():
+def test_ids_start_with_the_millisecond_and_strictly_increase():
     at = TransactionsInMemory()
     at.new()
     at.wall_ms += 5
@@ -60,7 +60,7 @@ def test_ids_are_above_all_ever_issued_also_when_the_last_one_was_decided_and_fo
     assert at.new() > last + 1
 
 
-def test_a_snapshot_is_of_the_moment_before_its_transaction():
+def test_a_snapshot_shows_the_state_just_before_its_transaction():
     at = TransactionsInMemory()
     open_, long, gone, done = at.new(), at.new(long=True), at.new(), at.new()
     at.invalidate(gone)
@@ -106,7 +106,7 @@ def test_a_checkpoint_keeps_the_snapshot_of_the_begin():
     assert again.checkpoint_write_pointers == (after.write_pointer, again.write_pointer)
 
 
-def test_a_checkpoint_with_the_transaction_of_the_client_keeps_it_and_uses_the_list_of_the_server():
+def test_a_checkpoint_with_the_clients_transaction_uses_the_servers_list_of_pointers():
     at = TransactionsInMemory()
     tx = at.begin()
     at.checkpoint(tx.transaction_id)
@@ -114,7 +114,7 @@ def test_a_checkpoint_with_the_transaction_of_the_client_keeps_it_and_uses_the_l
     assert len(after.checkpoint_write_pointers) == 2
 
 
-def test_a_checkpoint_is_of_the_requested_transaction_whatever_the_client_says():
+def test_a_checkpoint_belongs_to_the_requested_transaction_whatever_the_client_sends():
     at = TransactionsInMemory()
     one, other = at.begin(), at.begin()
     assert at.checkpoint(one.transaction_id, other).transaction_id == one.transaction_id
@@ -174,7 +174,7 @@ def test_nothing_begins_while_too_much_is_invalid():
 # --- commit ------------------------------------------------------------------------------------------
 
 
-def test_committed_messages_are_delivered_and_open_ones_hold():
+def test_committed_messages_are_delivered_and_open_ones_held_back():
     at = TransactionsInMemory()
     one, two = at.new(), at.new()
     at.commit(two)
@@ -211,10 +211,12 @@ def test_the_pointer_of_a_checkpoint_is_refused_as_an_id():
         with pytest.raises(TransactionNotFound):
             at.ask(ask(pointer))
     assert at.standing(pointer) == "in_progress"
-    assert at.ask(asks.LookAt(pointer)).transaction_id == pointer - 1, "to look at, it names its transaction"
+    assert at.ask(asks.LookAt(pointer)).transaction_id == pointer - 1, (
+        "but reads accept it as a name of its transaction"
+    )
 
 
-def test_an_unissued_id_is_not_found_and_moves_nothing():
+def test_an_unissued_id_is_not_found_and_changes_nothing():
     at = TransactionsInMemory()
     before = at.begin().read_pointer
     for ask in (asks.Commit, asks.Abort, asks.Invalidate):
@@ -592,7 +594,7 @@ def test_an_abort_uses_the_checkpoints_known_to_the_server():
     assert at.standing(pointer) == "aborted"
 
 
-def test_a_late_abort_heals_only_when_the_rows_are_rolled_back():
+def test_a_late_abort_ends_invalidity_only_when_the_rows_are_rolled_back():
     at = TransactionsInMemory()
     one = at.new(timeout_s=1)
     at.checkpoint(one)
@@ -646,7 +648,7 @@ def test_truncation_by_ids_removes_only_what_is_on_the_list():
     assert at.ask(asks.Unlist((one, one, open_, 99))) == 1
     assert at.invalid() == [two]
     assert at.ask(asks.Unlist((one,))) == 0
-    assert at.standing(one) == "invalid", "nothing may still be written under it"
+    assert at.standing(one) == "invalid", "writes under it must stay refused"
     at.load()
     assert at.invalid() == [two]
     assert at.abort(one) == "invalid"

@@ -29,7 +29,7 @@ class Rules:
     two_cells: bool = True
     """If true, metadata has two cells, and the head determines which one counts; otherwise one, which always counts."""
     later_respected: bool = True
-    """If true, an owner that finds a later owner's metadata takes itself to be replaced; otherwise it continues."""
+    """If true, an owner that finds a later owner's metadata considers itself replaced; otherwise it continues."""
     fences_kept: bool = True
     """If true, fences that a claim drops from the head are kept; otherwise only the last owner's commits are known."""
     new_epoch: bool = True

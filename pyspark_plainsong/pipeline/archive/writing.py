@@ -96,7 +96,7 @@ class ArchiveWriter:
     def put(self, rows: DataFrame, bounds: layout.Range) -> Batch | None:
         """Write all messages of a range as one commit; None if the table has them already.
 
-        Raises CommandFailed, or what Spark raises: they are not part of the archive.
+        Raises CommandFailed, or what Spark raises: then the messages are not part of the archive.
         """
         table = self._opened()
         while (position := table.end(self._log.generation)) < bounds.end:
@@ -150,7 +150,7 @@ class BatchCommitter:
         self._done = done
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        """Write a batch. Raises CommandFailed, or what Spark raises: it is not part of the archive."""
+        """Write a batch. Raises CommandFailed, or what Spark raises: then the batch is not part of the archive."""
         committed = self._writer.put(rows, self._offsets.bounds(batch))
         if committed is not None:
             self._done(committed)
