@@ -6,6 +6,7 @@ application sees them. Requests arrive over HTTP/1.1 (``broker.http.asgi``) or o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -24,7 +25,7 @@ from broker.http.messages import (
     sane_request_id,
     status_of,
 )
-from broker.security.guard import NO_ADMISSION, OPEN, OPEN_ADMISSION
+from broker.security.guard import NO_ADMISSION, OPEN_ADMISSION
 from broker.security.peer import NO_PEER
 from plainsong.protocol.errors import BadRequest, MalformedBody, PlainsongError
 
@@ -61,10 +62,23 @@ AT_ONCE_S = 0.01
 PIECE_BYTES = 64 << 10
 
 
+@dataclass(slots=True, frozen=True)
+class ServerParts:
+    """State that all connections of a server share."""
+
+    settings: HttpConfig
+    budget: BodyBudget
+    check: OriginCheck
+    guard: Guard
+    stopping: trio.Event
+    """Set once the current request of each connection is its last."""
+
+
 class Exchange:
     """The state of one request in the gate."""
 
-    def __init__(self, scope: Any, budget: BodyBudget, settings: HttpConfig, guard: Guard) -> None:
+    def __init__(self, scope: Any, shared: ServerParts) -> None:
+        settings, budget = shared.settings, shared.budget
         self.minimum_rate = MinimumRate(settings)
         self.headers = joined(scope["headers"])
         #: The client's id if it is sane, otherwise a new one.
@@ -89,7 +103,7 @@ class Exchange:
         #: The answer's body, if it is a stream.
         self.stream: BodyStream | None = None
         #: Authenticates and authorizes the sender; the result of authentication.
-        self.guard = guard
+        self.guard = shared.guard
         self.admission: Admission = OPEN_ADMISSION
         extensions = scope.setdefault("extensions", {})
         self.peer: Peer = extensions.get(PEER, NO_PEER)
@@ -109,30 +123,19 @@ class Exchange:
 
 
 class Gate:
-    """An ASGI application around ``app``. ``is_stopping`` returns True once kept-alive connections should end."""
+    """An ASGI application around ``app``."""
 
-    def __init__(
-        self,
-        app: ASGIFramework,
-        settings: HttpConfig,
-        budget: BodyBudget,
-        is_stopping: Callable[[], bool],
-        check: OriginCheck,
-        guard: Guard = OPEN,
-    ) -> None:
+    def __init__(self, app: ASGIFramework, shared: ServerParts) -> None:
         self._app = app
-        self._guard = guard
-        self._settings = settings
-        self._budget = budget
-        self._check = check
-        self._is_stopping = is_stopping
+        self._shared = shared
+        self._check = shared.check
 
     async def __call__(self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         """Pass one request to ``app``, or refuse it."""
         if scope["type"] == "websocket":
             await _refuse_websocket(send)
             return
-        exchange = Exchange(scope, self._budget, self._settings, self._guard)
+        exchange = Exchange(scope, self._shared)
         try:
             with exchange.reservation:
                 await self._pass(exchange, scope, receive, send)
@@ -155,7 +158,7 @@ class Gate:
                     self._count(exchange, message)
                     exchange.tiny_events += len(message["body"]) <= TINY_EVENT_BYTES
                     if exchange.tiny_events > FEW_PARTS:
-                        await self._budget.long_work.charge(TINY_EVENT_S)
+                        await self._shared.budget.long_work.charge(TINY_EVENT_S)
                 else:
                     exchange.body_ended.set()  # the client has gone
             except PlainsongError as error:
@@ -205,7 +208,7 @@ class Gate:
 
     async def _admit(self, exchange: Exchange, scope: Any) -> PlainsongError | None:
         """Authenticate the sender; return the refusal if that fails and the request needs a name."""
-        guard = self._guard
+        guard = exchange.guard
         if not guard.required:
             return None
         is_open = guard.needs_no_name(scope["path"]) or (
@@ -263,9 +266,9 @@ class Gate:
             return MalformedBody("a body has a Content-Length or is chunked, never both")
         if not (length.isascii() and length.isdigit()):
             return MalformedBody("Content-Length is not a number, or occurs twice")
-        size = content_length(length)
-        if size is None or size > self._settings.max_body_bytes:
-            return too_large(self._settings.max_body_bytes)
+        size, max_body_bytes = content_length(length), self._shared.settings.max_body_bytes
+        if size is None or size > max_body_bytes:
+            return too_large(max_body_bytes)
         return None
 
     def _stream_refusal(self, message: Any, exchange: Exchange, scope: Any) -> PlainsongError | None:
@@ -302,7 +305,8 @@ class Gate:
     def _marked(self, headers: Any, exchange: Exchange, scope: Any) -> list[tuple[bytes, bytes]]:
         marked = [*headers, (b"x-request-id", exchange.request_id.encode("ascii"))]
         marked += _encoded(self._check.cors_headers(exchange.headers, (name.decode("latin-1") for name, _ in headers)))
-        if scope["http_version"] < "2" and (self._is_stopping() or exchange.refusal is not None or exchange.is_last):
+        is_stopping = self._shared.stopping.is_set()
+        if scope["http_version"] < "2" and (is_stopping or exchange.refusal is not None or exchange.is_last):
             marked.append((b"connection", b"close"))
         return marked
 

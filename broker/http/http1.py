@@ -30,6 +30,7 @@ from broker.http.connection import (
     PeerLeft,
     State,
 )
+from broker.http.gate import ServerParts
 from broker.http.handlers import WAITED_MS, RequestCancelled
 from broker.http.heads import MAX_HEAD_BYTES, Head, HeadRefused, PlainHead, end_of_head, hot_head, plain_head
 from broker.http.intake import BodyReader, read_body
@@ -42,25 +43,21 @@ from broker.http.messages import (
     only_plain,
     status_of,
 )
-from broker.http.route import NO_ACCOUNTING
 from broker.http.wire import admitted, checked, may_be_refused, ready
-from broker.security.guard import OPEN, OPEN_ADMISSION, writes_audit
+from broker.security.guard import OPEN_ADMISSION, writes_audit
 from plainsong.protocol.errors import BadRequest, Overloaded, PlainsongError, ShuttingDown
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from broker.config.sections import HttpConfig
     from broker.http.acceptance import Acceptance
-    from broker.http.budgets import BodyBudget
     from broker.http.heads import HotRoutes
-    from broker.http.messages import BodyStream, Conversations
-    from broker.http.origin_check import OriginCheck
+    from broker.http.messages import Begin, BodyStream
     from broker.http.reactor import Reactor
     from broker.http.route import Accounting, Route
     from broker.http.tls_socket import TlsSocket
-    from broker.security.guard import Admission, Guard
+    from broker.security.guard import Admission
     from broker.security.peer import Peer
 
 #: Larger answers are sent by the connection's task.
@@ -71,24 +68,19 @@ log = logging.getLogger("plainsong.http")
 
 
 @dataclass(slots=True, frozen=True)
-class Http1Parts:
-    """State that all connections of a server share."""
+class Http1Parts(ServerParts):
+    """State that all connections over HTTP/1.1 share."""
 
-    settings: HttpConfig
     routes: HotRoutes
-    budget: BodyBudget
     reactor: Reactor
-    check: OriginCheck
     acceptance: Acceptance
-    stopping: trio.Event
     application: Callable[[], Awaitable[Any]]
     """Return the application that answers all but hot requests. Raises Overloaded: it cannot be loaded now."""
-    conversations: Conversations | None
-    """None: WebSockets are off."""
+    begin: Begin | None
+    """Begins the conversation of a WebSocket; None: there are no WebSockets."""
     others: tuple[bytes, ...]
     """The first bytes of other protocols on the same port."""
-    guard: Guard = OPEN
-    accounting: Accounting = NO_ACCOUNTING
+    accounting: Accounting
     """For quick routes, whose handlers do not count."""
 
     def hot_head_in(self, raw: bytes, peer: Peer) -> Head | None:
@@ -531,8 +523,8 @@ class Http1:
         """Answer one request. Return how long to linger before the connection is closed; 0 if it is kept."""
         if isinstance(head, Head):
             return await self._serve_hot(head)
-        if head.opens_websocket and self._parts.conversations is not None:
-            return await self._converse(head)
+        if head.opens_websocket and self._parts.begin is not None:
+            return await self._converse(head, self._parts.begin)
         return await self._serve_application(head)
 
     async def _serve_application(self, head: PlainHead) -> float:
@@ -561,14 +553,12 @@ class Http1:
         self._on_end = on_end
         self._connection.read_ahead()
 
-    async def _converse(self, head: PlainHead) -> float:
+    async def _converse(self, head: PlainHead, begin: Begin) -> float:
         """Serve a WebSocket until its end."""
         from broker.http.websocket import StreamSocket
 
-        conversations = self._parts.conversations
-        assert conversations is not None
         self._connection.state = State.TALKING
-        await StreamSocket(conversations, self._connection, self._parts.stopping).run(head)
+        await StreamSocket(begin, self._parts, self._connection).run(head)
         return LINGER_S if head.length else BRIEF_LINGER_S
 
     async def _serve_hot(self, head: Head) -> float:

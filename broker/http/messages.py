@@ -41,10 +41,7 @@ from plainsong.protocol.names import TopicName, namespace_name, topic_name
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from broker.config.sections import HttpConfig
-    from broker.http.budgets import AnswerReservation, BodyBudget, Reservation
-    from broker.http.origin_check import OriginCheck
-    from broker.security.guard import Guard
+    from broker.http.budgets import AnswerReservation, Reservation
     from plainsong.protocol.codec.json_values import Kind
 
 #: On a forwarded answer: the address of the instance that owns the topic.
@@ -394,17 +391,6 @@ class Conversation(Protocol):
 #: Begins a conversation, given namespace, topic, request id, the memory reservation of its unanswered requests, and the
 #: sender. Raises ``PlainsongError`` if it cannot begin.
 Begin: TypeAlias = Callable[[str, str, str, "Reservation", Identity], Conversation]
-
-
-@dataclass(frozen=True, slots=True)
-class Conversations:
-    """State that all WebSockets of a server share."""
-
-    begin: Begin
-    settings: HttpConfig
-    budget: BodyBudget
-    check: OriginCheck
-    guard: Guard
 
 
 # --- request ids -----------------------------------------------------------------------------------

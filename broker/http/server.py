@@ -19,9 +19,10 @@ from broker.http import wire
 from broker.http.acceptance import Acceptance
 from broker.http.descriptors import Descriptors
 from broker.http.floods import CountedWarning
+from broker.http.gate import Gate, ServerParts
 from broker.http.heads import HotRoutes
 from broker.http.http1 import HTTP_2, Http1, Http1Parts
-from broker.http.messages import Conversations, new_request_id
+from broker.http.messages import new_request_id
 from broker.http.origin_check import OriginCheck
 from broker.http.route import NO_ACCOUNTING
 from broker.http.sockets import SocketFiles, accepted, address_of, listen_on, stream_of
@@ -121,23 +122,18 @@ async def serve_http(
                 opened = await in_thread(listen_on, bind, settings.unix_mode)
                 listeners += opened
                 files.append(SocketFiles(opened))
-        check = check or OriginCheck()
-        stopping = trio.Event()
+        shared = settings, budget, check or OriginCheck(), guard, trio.Event()
         async with trio.open_nursery() as nursery:
             make = build or partial(_application_of, endpoints, settings, accounting)
-            application = _Application(make, settings, budget, stopping, check, guard, nursery)
+            application = _Application(make, ServerParts(*shared), nursery)
             parts = Http1Parts(
-                settings,
+                *shared,
                 HotRoutes(endpoints),
-                budget,
                 reactor,
-                check,
                 Acceptance(endpoints),
-                stopping,
                 application.loaded,
-                None if begin is None else Conversations(begin, settings, budget, check, guard),
+                begin,
                 (HTTP_2,) if peers is None else (HTTP_2, PREFACE),
-                guard,
                 accounting,
             )
             server = _Server(settings, parts, application, tls, peers, descriptors or Descriptors())
@@ -391,19 +387,9 @@ class _Application:
     wait for that is in a task that no client can cancel.
     """
 
-    def __init__(
-        self,
-        build: Callable[[], ASGIFramework],
-        settings: HttpConfig,
-        budget: BodyBudget,
-        stopping: trio.Event,
-        check: OriginCheck,
-        guard: Guard,
-        nursery: trio.Nursery,
-    ) -> None:
+    def __init__(self, build: Callable[[], ASGIFramework], shared: ServerParts, nursery: trio.Nursery) -> None:
         self._build = build
-        self._settings, self._budget, self._check, self._guard = settings, budget, check, guard
-        self._stopping = stopping
+        self._shared = shared
         self._nursery = nursery
         self._server: Http2Server | None = None
         #: Set once the loading in progress has succeeded or failed; None if it is not being loaded.
@@ -440,15 +426,14 @@ class _Application:
                 self._server = await in_thread(self._made)
         except Exception as error:  # such as no free file descriptor for a module: the next request tries again
             log.exception("a part of the server cannot be loaded", extra={"why": str(error)[:300]})
-        if self._stopping.is_set():
+        if self._shared.stopping.is_set():
             await self.stop()
         self._tried = None
         tried.set()
 
     def _made(self) -> Http2Server:
-        from broker.http.gate import Gate
         from broker.http.http2.server import Http2Server
 
-        gate = Gate(self._build(), self._settings, self._budget, self._stopping.is_set, self._check, self._guard)
+        gate = Gate(self._build(), self._shared)
         gc.freeze()  # as after the start: modules stay in memory
-        return Http2Server(gate, self._settings, self._budget, asks_for_names=self._guard.required)
+        return Http2Server(gate, self._shared)

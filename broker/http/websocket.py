@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from wsproto.events import Event as WsEvent
 
     from broker.http.connection import Connection as HttpConnection
+    from broker.http.gate import ServerParts
     from broker.http.heads import PlainHead
-    from broker.http.messages import Conversation, Conversations
+    from broker.http.messages import Begin, Conversation
     from broker.security.identity import On, Verb
 
 _PATH = re.compile(r"/v1/namespaces/([^/]+)/topics/([^/]+)/stream\Z")
@@ -47,11 +48,11 @@ TINY_FRAME_BYTES = 12
 class StreamSocket:
     """One WebSocket, from its handshake to its end."""
 
-    def __init__(self, shared: Conversations, connection: HttpConnection, stopping: trio.Event) -> None:
+    def __init__(self, begin: Begin, shared: ServerParts, connection: HttpConnection) -> None:
+        self._begin = begin
         self._shared = shared
         self._connection = connection
         self._peer = connection.peer
-        self._stopping = stopping
         #: Keeps frames whole: half a frame would corrupt the connection.
         self._sending = trio.Lock()
         self._socket = Connection(ConnectionType.SERVER)
@@ -128,8 +129,7 @@ class StreamSocket:
             places = {"namespace": found[1], "topic": found[2]}
             self._shared.guard.enter(admission, _ROUTE, places, self._peer, request_id, 0)
             self._hold = Hold(self._shared.guard, admission.who, _ROUTE, places, self._end_for)
-            begin, budget = self._shared.begin, self._shared.budget
-            conversation = begin(found[1], found[2], request_id, budget.reserve(), admission.who)
+            conversation = self._begin(found[1], found[2], request_id, self._shared.budget.reserve(), admission.who)
             await _open_or_close(conversation)
         except PlainsongError as error:
             await self._refuse(error, request_id)
@@ -159,7 +159,7 @@ class StreamSocket:
         refusal = self._shared.check.refusal("GET", headers, self._peer, streams=True)
         if refusal is not None:
             raise refusal
-        if self._stopping.is_set():
+        if self._shared.stopping.is_set():
             raise ShuttingDown("the daemon is shutting down")
         if length:  # otherwise its bytes would be read as frames
             raise BadRequest("a request that opens a WebSocket must have no body")
@@ -315,7 +315,7 @@ class StreamSocket:
         """End the WebSocket when the daemon stops, or when the client is silent."""
         while self._ending is None:
             with trio.CancelScope(deadline=self._due_s()) as self._silence:
-                await self._stopping.wait()
+                await self._shared.stopping.wait()
                 self._end(CloseReason.GOING_AWAY, "the daemon is shutting down")
                 return
             await self._on_silence()

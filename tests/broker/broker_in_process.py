@@ -19,7 +19,7 @@ from broker.config.config import config_of
 from broker.daemon import Daemon
 from broker.gauges import add_transaction_gauges
 from broker.http.budgets import BodyBudget
-from broker.http.gate import Gate
+from broker.http.gate import Gate, ServerParts
 from broker.http.quart_app import build_application
 from broker.http.reactor import Reactor, open_reactor
 from broker.http.server import serve_http
@@ -177,7 +177,7 @@ async def _in_process(config, store, clock, listener):
         app = build_application(service.endpoints, settings, service.accounting)
         budget, stop = BodyBudget(settings.max_inflight_bytes, service.answers), trio.Event()
         check = service.origin_check()
-        asgi = Gate(app, settings, budget, service.stopping.is_set, check, service.security.guard)
+        asgi = Gate(app, ServerParts(settings, budget, check, service.security.guard, service.stopping))
         serving = {"transport": httpx.ASGITransport(asgi), "base_url": "http://localhost"}
         reactor = None
         if listener is not None:

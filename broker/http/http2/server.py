@@ -28,8 +28,7 @@ from broker.http.http2.protocol import Http2Protocol
 from broker.http.http2.unread_bodies import UnreadBodies
 
 if TYPE_CHECKING:
-    from broker.config.sections import HttpConfig
-    from broker.http.budgets import BodyBudget
+    from broker.http.gate import Gate, ServerParts
     from broker.http.tls_socket import TlsStream
     from broker.security.peer import Peer
 
@@ -43,12 +42,12 @@ KEEP_ALIVE_MAX_REQUESTS = 1 << 62
 class Http2Server:
     """The HTTP/2 connections of a server."""
 
-    def __init__(self, app: Any, settings: HttpConfig, budget: BodyBudget, *, asks_for_names: bool) -> None:
+    def __init__(self, app: Gate, shared: ServerParts) -> None:
         self.app = app
-        self.settings = settings
-        self.asks_for_names = asks_for_names
+        self.settings = settings = shared.settings
+        self.guard = shared.guard
         refused = CountedWarning("malformed requests over HTTP/2 are refused")
-        self.bounds = Http2Bounds(settings.max_inflight_bytes, budget.long_work, refused)
+        self.bounds = Http2Bounds(settings.max_inflight_bytes, shared.budget.long_work, refused)
         self.config = Config()
         self.config.errorlog = logging.getLogger("plainsong.http.hypercorn")
         self.config.accesslog = None
@@ -91,7 +90,7 @@ class Http2Connection:
         self._life = trio.CancelScope()
         self._sending: trio.CancelScope | None = None
         #: The deadline for the first request: an unauthenticated client may not hold a connection for longer.
-        self._head_due_s = trio.current_time() + server.settings.header_timeout_s if server.asks_for_names else inf
+        self._head_due_s = trio.current_time() + server.settings.header_timeout_s if server.guard.required else inf
         #: Covers each read.
         self._reading = trio.CancelScope()
         #: True while no request is unanswered; an event that is set then.
