@@ -47,7 +47,7 @@ def s3_process(folder: Path) -> Iterator[tuple[dict[str, str], subprocess.Popen[
     (data / BUCKET).mkdir(parents=True)
     meta.mkdir()
     (port,) = free_ports(1)
-    command = [program, "--port", f"127.0.0.1:{port}", "posix", "--sidecar", meta, data]
+    command: list[str | Path] = [program, "--port", f"127.0.0.1:{port}", "posix", "--sidecar", meta, data]
     environment = {"ROOT_ACCESS_KEY": ACCESS, "ROOT_SECRET_KEY": SECRET, "PATH": "/usr/bin:/bin", "HOME": str(folder)}
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log)
