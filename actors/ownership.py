@@ -65,8 +65,8 @@ class Ownership(Protocol):
 class Alone:
     """The ownership of a daemon without other instances: it owns everything."""
 
-    def __init__(self, address: str = "") -> None:
-        self._me = Instance("alone", address)
+    def __init__(self) -> None:
+        self._me = Instance("alone", "")
 
     @property
     def me(self) -> Instance:

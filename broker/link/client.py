@@ -16,14 +16,13 @@ from broker.link.flow import Inflow, LinkBroken, Outflow, PendingCall, Reply
 from broker.link.wire import BETWEEN_INSTANCES, INLINE_BYTES, PIECE_BYTES, UNPROVEN, LinkBounds, Wire
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import Internal, MalformedBody, Overloaded, PlainsongError
-from plainsong.protocol.link import VOCABULARY, FrameKind
+from plainsong.protocol.link import FrameKind
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from broker.link.proof import LinkSecret
-    from plainsong.protocol.link import Vocabulary
 
 __all__ = ["Channel", "Link", "LinkBroken", "Reply"]
 
@@ -36,13 +35,12 @@ class Link:
         stream: trio.abc.Stream,
         bounds: LinkBounds = BETWEEN_INSTANCES,
         *,
-        vocabulary: Vocabulary = VOCABULARY,
         peer: str = "",
         secret: LinkSecret | None = None,
     ) -> None:
         binding = stream.tls.binding if isinstance(stream, TlsStream) else b""
         prove = None if secret is None else partial(secret.exchange, "connect", binding)
-        self._wire = Wire(stream, bounds, vocabulary, peer, prove)
+        self._wire = Wire(stream, bounds, peer, prove)
         self._bounds = bounds
         self._waiting: dict[int, PendingCall] = {}
         self._bytes = 0

@@ -22,11 +22,10 @@ from broker.http.tls_socket import TlsStream
 from broker.link.flow import Inflow, LinkBroken, Outflow, Reply, send_reply
 from broker.link.wire import BETWEEN_INSTANCES, INLINE_BYTES, LinkBounds, Wire
 from plainsong.protocol.errors import Internal, MalformedBody, OutcomeUnknown, Overloaded, PlainsongError
-from plainsong.protocol.link import VOCABULARY, FrameKind
+from plainsong.protocol.link import FrameKind
 
 if TYPE_CHECKING:
     from broker.link.proof import LinkSecret
-    from plainsong.protocol.link import Vocabulary
 
 __all__ = ["AsyncCallHandler", "Call", "CallHandler", "PendingReply", "ServedChannel", "in_task", "serve_link"]
 log = logging.getLogger("plainsong.peering")
@@ -80,7 +79,6 @@ async def serve_link(
     already_read: bytes = b"",
     stop: trio.Event | None = None,
     flush: Callable[[], None] = _nothing,
-    vocabulary: Vocabulary = VOCABULARY,
     peer: str = "",
     secret: LinkSecret | None = None,
     binding: bytes = b"",
@@ -96,7 +94,7 @@ async def serve_link(
     """
     async with trio.open_nursery() as nursery:
         prove = None if secret is None else partial(secret.exchange, "accept", binding)
-        side = _ServingSide(Wire(stream, bounds, vocabulary, peer, prove), dispatch, flush, nursery)
+        side = _ServingSide(Wire(stream, bounds, peer, prove), dispatch, flush, nursery)
         if stop is not None:
             nursery.start_soon(side.leave_at, stop)
         try:

@@ -17,7 +17,7 @@ from trio.lowlevel import wait_readable
 
 from broker.link.proof import NotProven
 from plainsong.protocol.errors import MalformedBody
-from plainsong.protocol.link import MAX_FRAME_BYTES, PREFACE, FrameKind, FrameReader, FrameWriter
+from plainsong.protocol.link import MAX_FRAME_BYTES, PREFACE, VOCABULARY, FrameKind, FrameReader, FrameWriter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     #: Proves this side to the peer, and the peer to this side. Raises NotProven.
     Prove: TypeAlias = Callable[[Talk], Awaitable[object]]
 
-    from plainsong.protocol.link import Vocabulary
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -93,7 +92,6 @@ class Wire:
         self,
         stream: trio.abc.Stream,
         bounds: LinkBounds,
-        vocabulary: Vocabulary,
         peer: str,
         prove: Prove | None = None,
     ) -> None:
@@ -112,8 +110,7 @@ class Wire:
         self._stream = stream
         #: A plain socket is used directly: a stream's locks and checkpoints cost more than the system call.
         self._socket = stream.socket if isinstance(stream, trio.SocketStream) else None
-        self._vocabulary = vocabulary
-        self._writer = FrameWriter(vocabulary, bounds.frame_bytes)
+        self._writer = FrameWriter(VOCABULARY, bounds.frame_bytes)
         self._queued = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -235,7 +232,7 @@ class Wire:
             raise _Broken("the connection broke") from error
 
     async def _read(self, handler: FrameHandler, data: bytes) -> str:
-        reader = FrameReader(self._vocabulary, self.bounds.frame_bytes)
+        reader = FrameReader(VOCABULARY, self.bounds.frame_bytes)
         try:
             data = await self._after_preface(data)
             while True:
