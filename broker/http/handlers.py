@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from actors.mailbox import Future
-from broker.http.messages import answer_for
 from broker.logs import request_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from broker.http.budgets import Reservation
     from broker.http.messages import Answer, Answered, AsyncHandler, Handler, Request
 
 A = TypeVar("A")
@@ -142,25 +140,6 @@ class SendingEnd:
             yield
         finally:
             del self._told[tell]
-
-
-async def answer_reader(
-    answer: Callable[[Request], Awaitable[Answer]], request: Request, held: Reservation, ending: SendingEnd
-) -> Answer:
-    """Return the answer to a request that may wait for something.
-
-    A half-closed client is answered without further waiting; a request whose room is needed for others is refused.
-    """
-    with trio.CancelScope() as waiting, ending.telling(waiting.cancel):
-        held.may_give_way(waiting.cancel)
-        try:
-            return await answer(request)
-        finally:
-            held.keeps()
-    if held.gave_way:
-        return answer_for(held.refusal())
-    request.waited_ms = WAITED_MS
-    return await answer(request)
 
 
 def rendered(request: Request, render: Callable[[A], Answer], found: A | Exception) -> Answer | Exception:

@@ -20,7 +20,7 @@ from werkzeug.routing import BaseConverter
 
 from broker.http.acceptance import Acceptance
 from broker.http.gate import EXCHANGE
-from broker.http.handlers import answer_of, answer_reader
+from broker.http.handlers import WAITED_MS, answer_of
 from broker.http.heads import content_length
 from broker.http.messages import Answer, Request, answer_for, status_of
 from broker.http.wire import admitted, answer_to, compress, may_be_refused, respond
@@ -194,8 +194,22 @@ def _asked(through: Exchange, path: Mapping[str, str]) -> Request:
 async def _answered(
     answer: Callable[[Request], Awaitable[Answer]], asked: Request, through: Exchange, *, reads_only: bool
 ) -> Answer:
-    if reads_only:
-        return await answer_reader(answer, asked, through.reservation, through.sending_end)
+    """Return the answer to a request, which may wait for something if it reads only.
+
+    A half-closed client is answered without further waiting; a request whose room is needed for others is refused.
+    """
+    if not reads_only:
+        return await answer(asked)
+    held = through.reservation
+    with trio.CancelScope() as waiting, through.sending_end.telling(waiting.cancel):
+        held.may_give_way(waiting.cancel)
+        try:
+            return await answer(asked)
+        finally:
+            held.keeps()
+    if held.gave_way:
+        return answer_for(held.refusal())
+    asked.waited_ms = WAITED_MS
     return await answer(asked)
 
 
