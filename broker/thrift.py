@@ -109,7 +109,7 @@ class TephraMethods:
             ),
             "commitTx": _commit_whole,
             # The service has the right write pointer: a wrong one would move every reader's read pointer.
-            "commitOrThrow": lambda transaction_id, _: _ServiceAsk(Commit(transaction_id), _nothing),
+            "commitOrThrow": lambda transaction_id, _: _ServiceAsk(Commit(transaction_id, tephra=True), _nothing),
             "abortTx": _abort,
             "invalidateTx": _invalidate,
             "checkpoint": _checkpoint,
@@ -212,12 +212,11 @@ def _begin(
     client_id: str | None = _UNKNOWN_CLIENT,
     timeout_s: int | None = None,
 ) -> _ServiceAsk:
-    """Begin durably: Tephra's clients write to other stores, where a pointer on no list counts as committed."""
-    return _ServiceAsk(Begin(type, timeout_s, _named(client_id), durable=True), _transaction_of)
+    return _ServiceAsk(Begin(type, timeout_s, _named(client_id), tephra=True), _transaction_of)
 
 
 def _prepare(transaction_id: int, changes: Sequence[bytes]) -> Prepare:
-    return Prepare(transaction_id, changes, sum(map(len, changes)))
+    return Prepare(transaction_id, changes, sum(map(len, changes)), tephra=True)
 
 
 def _can_commit(transaction: Transaction, changes: Sequence[bytes]) -> _ServiceAsk:
@@ -226,7 +225,7 @@ def _can_commit(transaction: Transaction, changes: Sequence[bytes]) -> _ServiceA
 
 
 def _commit_whole(transaction: Transaction) -> _ServiceAsk:
-    return _ServiceAsk(Commit(transaction.transaction_id), _true, {TransactionConflict: False})
+    return _ServiceAsk(Commit(transaction.transaction_id, tephra=True), _true, {TransactionConflict: False})
 
 
 def _abort(transaction: Transaction) -> _ServiceAsk:

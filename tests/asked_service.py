@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AskedService(TransactionService):
-    """The service; a begin is durable once it returns."""
+    """The service with a method for each request."""
 
     async def begin(
         self,
@@ -25,8 +25,8 @@ class AskedService(TransactionService):
         client_id: str = "unknown",
         owner: str | None = None,
     ) -> Begun:
-        """Begin a transaction; it is durable once this returns."""
-        return await self.ask(asks.Begin(type, timeout_s, client_id, owner, durable=True))
+        """Begin a transaction."""
+        return await self.ask(asks.Begin(type, timeout_s, client_id, owner))
 
     async def prepare(self, transaction_id: int, changes: Sequence[bytes]) -> None:
         """Set or replace a transaction's change set, and check it for conflicts."""

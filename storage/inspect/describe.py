@@ -410,6 +410,7 @@ def _head(_: int, value: bytes) -> Fields:
         "forgotten_up_to": head.forgotten,
         "changes_forgotten_up_to": head.unchecked,
         "reserved_up_to": head.reserved,
+        "reserved_for_tephra": head.tephra,
     }
 
 

@@ -15,6 +15,10 @@ from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import HighWater, Metadata
 from plainsong.protocol.rows import plain_head
 from plainsong.protocol.topic.producer_state import DeduplicationRecord
+from plainsong.protocol.transactions.ledger import ManagerNow, TransactionSettings
+from plainsong.protocol.transactions.ledger_rows import HEAD, SERVICE_RANGE, TRANSACTION, Head, Record, service_key
+from plainsong.protocol.transactions.manager import LedgerLoader
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS, TransactionType
 from storage.backup.files import LocalFiles
 from storage.backup.folder import BackupFolder
 from storage.backup.objects import encode_row, name_of
@@ -67,6 +71,21 @@ async def test_a_restored_topic_continues_after_the_time_of_its_restore_and_fenc
     mark = HighWater.decode(rows[1][1])
     assert (mark.time_ms, mark.last_ts_ms, mark.last_sequence_id) == (50, 50, LAST)
     assert DeduplicationRecord.decode(rows[2][1]).epochs == 1_000_000
+
+
+async def test_pointers_that_tephras_clients_may_have_got_before_the_cut_are_invalid(folder, manifest):
+    last = 19 * POINTERS_PER_MS
+    begun = Record(last + 2, TransactionType.SHORT, "c", 19, 49, last, last)
+    rows = [
+        (service_key(HEAD), Head(last, last, last, tephra=3).encode()),
+        (service_key(TRANSACTION, begun.transaction_id), begun.encode()),
+    ]
+    manifest["service"] = [kept(folder, rows, "metadata")]
+    store = await RestoredStore.open(folder, manifest, RestoreRequest(), 50)
+    loader = LedgerLoader()
+    await store.scan(Table.METADATA, *SERVICE_RANGE, lambda found: loader.feed(found) or True)
+    core = loader.core(TransactionSettings(), ManagerNow(50, 0.0), defers_begins=True)
+    assert core.visible.invalids() == (last + 1, last + 2, last + 3)
 
 
 def a_cut(cut_ms, **lines):

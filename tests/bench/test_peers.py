@@ -186,7 +186,8 @@ def test_a_peer_syncs_each_of_its_transactions_and_kafka_its_log_of_them_too(war
     with traced(side.running.pid, tmp_path / "syncs"):
         result = side.peer.transact(side.running, side.topic(), connections=1, seconds=1, size=100)
     calls = re.findall(r"(?:fsync|fdatasync|msync)\((.*)", (tmp_path / "syncs").read_text(encoding="utf-8"))
-    assert len(calls) >= result["requests"]
+    syncs = 2 if side.peer.name == "plainsong" else 1
+    assert len(calls) >= syncs * result["requests"]
     if side.peer.name == "kafka":
         assert sum("__transaction_state" in call for call in calls) >= result["requests"]
 

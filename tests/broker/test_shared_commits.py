@@ -13,7 +13,7 @@ from broker_in_process import TOPICS, in_process
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
 from broker.thrift import TephraMethods, serve_thrift
-from plainsong.protocol.tephra.rpc import encode_call
+from plainsong.protocol.tephra.rpc import decode_reply, encode_call
 from plainsong.protocol.tephra.thrift import framed
 from storage.leveldb import LevelDBOptions, LevelDBStore
 
@@ -63,10 +63,12 @@ async def test_a_publish_and_a_call_of_tephras_client_that_arrive_together_share
             reactor=daemon.reactor,
         )
         (address,) = await nursery.start(serving)
-        clients = {connected(str(daemon.http.base_url)): PUBLISH, connected(address): BEGIN}
-        for sock, request in clients.items():
-            send(sock, request)
-            await received(sock)
+        publisher, tephra = connected(str(daemon.http.base_url)), connected(address)
+        send(publisher, PUBLISH)
+        await received(publisher)
+        send(tephra, BEGIN)
+        begun = decode_reply((await received(tephra))[4:], "startShortClientId", 1).transaction_id
+        clients = {publisher: PUBLISH, tephra: framed(encode_call("commitOrThrow", 2, begun, begun))}
         groups, write = [], store._group_commit._write
 
         def counted(group, while_syncing=None):
@@ -78,7 +80,7 @@ async def test_a_publish_and_a_call_of_tephras_client_that_arrive_together_share
             send(sock, request)
         answers = [await received(sock) for sock in clients]
         assert answers[0].startswith(b"HTTP/1.1 200 ")
-        assert b"startShortClientId" in answers[1]
+        assert decode_reply(answers[1][4:], "commitOrThrow", 2) is None
         assert groups == [2]
         for sock in clients:
             sock.close()

@@ -1,4 +1,4 @@
-"""Begins whose rows are written in a later commit: a crash may lose some of them, and never others."""
+"""Begins and change sets whose rows are written in a later commit: a crash may lose some of them, and never others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ import pytest
 from transactions_in_memory import TransactionsInMemory
 
 from plainsong.protocol.errors import TransactionNotFound, TransactionNotInProgress
-from plainsong.protocol.transactions.ledger import RESERVED_MS, WRITTEN_WITHIN_S
+from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.asks import ChangeConflict
+from plainsong.protocol.transactions.ledger import (
+    LEAST_TEPHRA_POINTERS,
+    MANY_INVALID,
+    RESERVED_MS,
+    TEPHRA_POINTERS,
+    WRITTEN_WITHIN_S,
+)
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
+from plainsong.protocol.transactions.view import Verdict, View
 
 
 @pytest.fixture
@@ -18,11 +27,12 @@ def service():
     return made
 
 
-def publish(service, pointer):
-    """Make the commit of a topic under a pointer."""
-    for row in service.core.begins([pointer]):
-        service.rows[row.prefix + row.suffixes[0]] = row.values[0]
-    service.core.begun([pointer])
+@pytest.fixture
+def tephra():
+    """A service that a client of Tephra's has used, so that pointers are reserved for such clients."""
+    made = TransactionsInMemory(defers_begins=True)
+    made.commit(made.new(tephra=True), tephra=True)
+    return made
 
 
 def test_a_begin_writes_nothing_and_the_next_commit_of_the_service_has_its_row(service):
@@ -34,12 +44,6 @@ def test_a_begin_writes_nothing_and_the_next_commit_of_the_service_has_its_row(s
     assert (service.state(first), service.state(second)) == ("committed", "in_progress")
 
 
-def test_a_begin_that_must_be_durable_is_written_at_once(service):
-    pointer = service.new(durable=True)
-    service.load()
-    assert service.state(pointer) == "in_progress"
-
-
 def test_the_first_begin_of_a_new_service_is_written_at_once():
     service = TransactionsInMemory(defers_begins=True)
     pointer = service.new()
@@ -49,7 +53,7 @@ def test_the_first_begin_of_a_new_service_is_written_at_once():
 
 def test_a_begin_is_durable_with_the_first_publish_under_it(service):
     pointer = service.new()
-    publish(service, pointer)
+    service.publish(pointer)
     assert service.core.begins([pointer]) == []
     service.load()
     assert service.state(pointer) == "in_progress"
@@ -85,7 +89,7 @@ def test_a_topic_writes_the_row_of_a_begin_that_the_commit_of_the_service_may_no
     pointer = service.new()
     [record] = service.ledger.take_unwritten()
     record.is_written = True  # in a commit of the service that is in progress
-    publish(service, pointer)
+    service.publish(pointer)
     service.load()
     assert service.state(pointer) == "in_progress"
 
@@ -109,8 +113,225 @@ def test_a_begin_that_no_commit_includes_is_written_soon(service):
 
 def test_a_closed_service_loses_no_begin_and_is_not_ahead_of_the_clock_afterwards(service):
     pointer = service.new()
-    for row in service.core.close():
-        service.rows[row.prefix + row.suffixes[0]] = row.values[0]
-    service.load()
+    service.stop()
     assert service.state(pointer) == "in_progress"
     assert service.new() // POINTERS_PER_MS == service.wall_ms
+
+
+# --- Tephra's clients, which also write to other stores --------------------------------------------
+
+
+def hides(service, pointer):
+    """Return True if a transaction of a Tephra client that begins now does not see a pointer's writes."""
+    return View.of(service.begin(tephra=True)).verdict(pointer) in (Verdict.SKIP, Verdict.HOLD)
+
+
+def test_only_its_publish_and_its_commit_write_rows_of_a_whole_transaction(tephra):
+    pointer = tephra.new(tephra=True)
+    assert not tephra.step.writes
+    tephra.publish(pointer)
+    tephra.prepare(pointer, b"key", tephra=True)
+    assert not tephra.step.writes
+    assert tephra.commit(pointer, tephra=True) == "committed"
+
+
+def test_a_begin_that_a_crash_loses_is_invalid_and_an_abort_heals_it(tephra):
+    before = dict(tephra.rows)
+    pointers = [tephra.new(tephra=True) for _ in range(LEAST_TEPHRA_POINTERS)]
+    assert tephra.rows == before
+    tephra.load()
+    for pointer in pointers:
+        assert tephra.state(pointer) == "invalid"
+        assert hides(tephra, pointer)
+        for verb in (tephra.commit, tephra.prepare, tephra.checkpoint):
+            with pytest.raises(TransactionNotInProgress):
+                verb(pointer)
+    assert tephra.abort(pointers[0]) == "aborted"
+    tephra.load()
+    assert [tephra.state(each) for each in pointers] == ["aborted", "invalid", "invalid", "invalid"]
+
+
+def test_what_a_crash_lost_stays_invalid_after_the_next_crash(tephra):
+    lost = tephra.new(tephra=True)
+    for _ in range(3):
+        tephra.load()
+        assert hides(tephra, lost)
+    tephra.commit(tephra.new())
+    tephra.load()
+    assert hides(tephra, lost)
+
+
+def test_a_crash_makes_no_begin_invalid_that_has_a_row(tephra):
+    first, published, last = (tephra.new(tephra=True) for _ in range(3))
+    tephra.publish(published)
+    tephra.load()
+    assert [tephra.state(each) for each in (first, published, last)] == ["invalid", "in_progress", "invalid"]
+    assert len(tephra.invalid()) == LEAST_TEPHRA_POINTERS - 1
+
+
+def test_a_stop_writes_the_begins_and_makes_nothing_invalid(tephra):
+    pointer = tephra.new(tephra=True)
+    tephra.stop()
+    assert tephra.state(pointer) == "in_progress"
+    assert tephra.invalid() == []
+
+
+def test_a_service_without_tephras_clients_makes_nothing_invalid(service):
+    service.new()
+    service.load()
+    assert service.invalid() == []
+
+
+def test_once_the_reserved_pointers_are_issued_a_begin_is_written_at_once(tephra):
+    for _ in range(LEAST_TEPHRA_POINTERS):
+        tephra.new(tephra=True)
+        assert not tephra.step.writes
+    tephra.new(tephra=True)
+    assert tephra.step.writes
+    tephra.new(tephra=True)
+    assert not tephra.step.writes
+
+
+def test_more_pointers_are_reserved_the_more_transactions_are_open(tephra):
+    for _ in range(100):
+        tephra.new(tephra=True)
+    tephra.commit(tephra.new(tephra=True))
+    for _ in range(TEPHRA_POINTERS):
+        tephra.new(tephra=True)
+        assert not tephra.step.writes
+    tephra.load()
+    assert len(tephra.invalid()) == TEPHRA_POINTERS
+
+
+def test_a_reserved_pointer_is_issued_for_a_second(tephra):
+    tephra.pass_s(RESERVED_MS / 1000)
+    pointer = tephra.new(tephra=True)
+    assert not tephra.step.writes
+    assert tephra.wall_ms - pointer // POINTERS_PER_MS == RESERVED_MS
+    tephra.pass_s(0.001)
+    pointer = tephra.new(tephra=True)
+    assert tephra.step.writes
+    assert tephra.wall_ms == pointer // POINTERS_PER_MS
+
+
+def test_a_reserved_pointer_is_not_issued_before_a_moment_that_was_read(tephra):
+    tephra.pass_s(0.5)
+    at_ms = tephra.wall_ms
+    moment, begun = tephra.ask_all(asks.AsOf(at_ms), asks.Begin(tephra=True))
+    pointer = begun.transaction.transaction_id
+    assert pointer // POINTERS_PER_MS > at_ms
+    tephra.commit(pointer)
+    assert tephra.ask(asks.AsOf(at_ms)).view().verdict(pointer) is moment.view().verdict(pointer) is Verdict.SKIP
+
+
+def test_crashes_make_the_invalid_list_no_longer_than_a_thousand(tephra):
+    before = -1
+    while len(tephra.invalid()) > before:
+        before = len(tephra.invalid())
+        tephra.commit(tephra.new(tephra=True))
+        tephra.load()
+    assert MANY_INVALID <= before < MANY_INVALID + TEPHRA_POINTERS
+
+
+def test_a_begin_over_http_does_not_get_a_pointer_of_tephras_clients_twice(tephra):
+    issued = [tephra.new(tephra=each % 3 > 0) for each in range(20)]
+    tephra.wall_ms -= 10_000
+    issued += [tephra.new(tephra=each % 3 > 0) for each in range(20)]
+    tephra.load()
+    issued += [tephra.new(tephra=each % 3 > 0) for each in range(20)]
+    assert issued == sorted(set(issued))
+
+
+def restored(service, *keys):
+    """Begin, publish and prepare a transaction of a Tephra client; then the power is cut."""
+    pointer = service.new(tephra=True)
+    service.publish(pointer)
+    service.prepare(pointer, *keys, tephra=True)
+    service.load()
+    return pointer
+
+
+@pytest.mark.parametrize("keys", [(b"key",), ()])
+@pytest.mark.parametrize("lost", [(b"key",), ()])
+def test_a_commit_whose_change_set_a_crash_may_have_lost_is_a_conflict_until_it_is_prepared_again(tephra, lost, keys):
+    pointer = restored(tephra, *lost)
+    for _ in range(2):
+        with pytest.raises(ChangeConflict, match="has no change set") as refused:
+            tephra.commit(pointer, tephra=True)
+    assert (refused.value.key, refused.value.client_id) == (None, None)
+    assert tephra.state(pointer) == "in_progress"
+    tephra.prepare(pointer, *keys, tephra=True)
+    assert tephra.commit(pointer, tephra=True) == "committed"
+
+
+def test_a_transaction_with_a_lost_change_set_can_be_aborted(tephra):
+    assert tephra.abort(restored(tephra, b"key")) == "aborted"
+
+
+def test_a_stop_keeps_the_change_sets(tephra):
+    pointer = tephra.new(tephra=True)
+    tephra.prepare(pointer, b"key", tephra=True)
+    tephra.stop()
+    other = tephra.new()
+    tephra.prepare(other, b"key")
+    assert tephra.commit(pointer, tephra=True) == "committed"
+    with pytest.raises(ChangeConflict, match="key"):
+        tephra.commit(other)
+
+
+def test_an_earlier_change_set_is_not_what_a_crash_leaves(tephra):
+    pointer = tephra.new(tephra=True)
+    tephra.prepare(pointer, b"first")
+    tephra.prepare(pointer, b"second", tephra=True)
+    tephra.load()
+    assert tephra.ledger.prepared[pointer].keys == {b"second"}
+
+
+def test_a_prepare_over_http_is_durable(service):
+    pointer = service.new()
+    service.prepare(pointer, b"key")
+    service.load()
+    assert service.ledger.prepared[pointer].keys == {b"key"}
+
+
+def test_a_committed_change_set_is_kept_while_a_transaction_may_conflict_with_it(tephra):
+    first, second = tephra.new(tephra=True), tephra.new(tephra=True)
+    for pointer in (first, second):
+        tephra.prepare(pointer, b"key", tephra=True)
+    tephra.commit(first, tephra=True)
+    tephra.load()
+    assert [each.keys for each in tephra.ledger.committed] == [{b"key"}]
+    with pytest.raises(ChangeConflict, match="key"):
+        tephra.prepare(second, b"key", tephra=True)
+
+
+def test_a_change_set_with_which_nothing_can_conflict_is_not_written(tephra):
+    before = {key for key in tephra.rows if key[2:3] == b"s"}
+    pointer = tephra.new(tephra=True)
+    tephra.prepare(pointer, b"key", tephra=True)
+    tephra.commit(pointer, tephra=True)
+    assert {key for key in tephra.rows if key[2:3] == b"s"} == before == set()
+
+
+def test_without_deferred_begins_everything_is_written_at_once():
+    service = TransactionsInMemory()
+    pointer = service.new(tephra=True)
+    service.prepare(pointer, b"key", tephra=True)
+    service.load()
+    assert service.invalid() == []
+    assert service.ledger.prepared[pointer].keys == {b"key"}
+    empty = service.new(tephra=True)
+    service.load()
+    assert service.commit(empty, tephra=True) == "committed"
+
+
+def test_the_pointers_of_a_copied_store_are_made_invalid_once(tephra):
+    lost = tephra.new(tephra=True)
+    tephra.defers_begins = False
+    tephra.load()
+    assert hides(tephra, lost)
+    found = tephra.invalid()
+    for _ in range(3):
+        tephra.commit(tephra.new())
+        tephra.load()
+    assert tephra.invalid() == found

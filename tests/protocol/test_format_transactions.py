@@ -131,7 +131,7 @@ def test_the_service_writes_its_rows_as_the_page_shows_them():
 
 
 FULL = {
-    "Head": Head(1, 2, 3, 4, 5, 6, 7, 8, 9).encode(),
+    "Head": Head(1, 2, 3, 4, 5, 6, 7, 8, 9, 10).encode(),
     "Transaction": Record(
         1, TransactionType.LONG, "c", 1, 2, 3, 4, (1, 5), True, True, "invalid", 6, 7, (1, 5), owner="shop"
     ).encode(),

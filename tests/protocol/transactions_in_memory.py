@@ -47,18 +47,31 @@ class TransactionsInMemory:
     def ask_all(self, *wanted, keep_rows=None):
         """Return the answers of one step; with ``keep_rows`` the power is cut after that many rows, without answers."""
         step = self.core.step(list(enumerate(wanted)), self.now)
-        for index, row in enumerate(single_rows(self.core.operations(step))):
+        self._write(self.core.operations(step), keep_rows)
+        if keep_rows is not None:
+            self.load()
+            return None
+        self.step = step
+        return [answer for _, answer in self.core.settled(step)]
+
+    def _write(self, operations, keep_rows=None):
+        for index, row in enumerate(single_rows(operations)):
             if keep_rows is not None and index >= keep_rows:
                 break
             if isinstance(row, Put):
                 self.rows[row.prefix] = row.values[0]
             else:
                 self.rows.pop(row.keys[0], None)
-        if keep_rows is not None:
-            self.load()
-            return None
-        self.step = step
-        return [answer for _, answer in self.core.settled(step)]
+
+    def publish(self, pointer):
+        """Make the commit of a topic under a pointer."""
+        self._write(self.core.begins([pointer]))
+        self.core.begun([pointer])
+
+    def stop(self):
+        """Close the service, and load it again."""
+        self._write(self.core.close())
+        self.load()
 
     def ask(self, ask):
         """Return the answer, or raise it if it is an error."""
@@ -80,11 +93,11 @@ class TransactionsInMemory:
         """Return the id of a new transaction."""
         return self.begin(**more).transaction_id
 
-    def prepare(self, transaction_id, *keys):
-        return self.ask(asks.Prepare(transaction_id, keys))
+    def prepare(self, transaction_id, *keys, tephra=False):
+        return self.ask(asks.Prepare(transaction_id, keys, tephra=tephra))
 
-    def commit(self, transaction_id):
-        return self.ask(asks.Commit(transaction_id)).state
+    def commit(self, transaction_id, *, tephra=False):
+        return self.ask(asks.Commit(transaction_id, tephra)).state
 
     def abort(self, transaction_id):
         """Abort a transaction without rows."""

@@ -52,6 +52,7 @@ def judge_of(word: str) -> str:
     if word in get_args(moments.Kind):
         return "moments"
     others = {"garden": "lives of topics", "asleep": "who waits", "chain": "chains", "issued twice": "begins"}
+    others |= {"shown undecided": "Tephra's clients", "missed conflict": "Tephra's clients"}
     return others.get(word, "answers")
 
 

@@ -26,6 +26,7 @@ SOON = {
     "a parked poll is not woken by new messages": 20,
     "a rollback adds no entry to the chain": 20,
     "a pointer that was answered is issued again": 20,
+    "a begin of Tephra's clients that a crash loses is on no list": 80,
 }
 
 

@@ -21,7 +21,7 @@ from tests.cluster.history.records import History
 from tests.cluster.readers import reader
 from tests.cluster.voices import EXPECTED, Stage, Voice
 from tests.cluster.writers import plain_writer, producing_writer, transactional_writer
-from tests.simulation import brief, garden, jobs, kept, ledger, moments, workloads
+from tests.simulation import brief, garden, jobs, kept, ledger, moments, tephra, workloads
 from tests.simulation.clocks import START_MS, SimulatedTime, time_now
 from tests.simulation.disk import Disk
 from tests.simulation.instances import SimulatedInstance, SimulatedTalk, configured
@@ -50,7 +50,7 @@ class Plan:
     """Mean time from the start of one fault to the start of the next."""
     clients: tuple[str, ...] = ()
     """Names of the clients' workloads."""
-    knobs: tuple[tuple[str, float], ...] = ()
+    knobs: tuple[tuple[str, float | str], ...] = ()
     """The instances' settings that differ from the usual ones."""
     crowded: bool = False
     """True if each millisecond of a topic has few positions left, as if many messages had been published in it."""
@@ -121,6 +121,7 @@ class SimulatedStage(Stage):
         self.garden = garden.Model()
         self.ledger = ledger.Notes()
         self.moments = moments.Notes()
+        self.tephra = tephra.Notes()
         #: Transactions that clients began but under which they published nothing.
         self.idle: list[int] = []
         self.asleep: list[str] = []
@@ -426,6 +427,7 @@ NAMED: dict[str, Callable[..., Awaitable[None]]] = {
     "entangled": workloads.entangled_writer,
     "hasty": workloads.hasty_writer,
     "idle": workloads.idle_writer,
+    "tephra": tephra.client,
     "jobs": jobs.run,
 }
 EVERYWHERE = ["kill", "kill", "power", "jump", "drift", "astray", "failing", "failing", "slow", "part"]
@@ -489,6 +491,10 @@ def plan_of(seed: int) -> Plan:
     if instances == 1 and rng.random() < 0.15:
         # After a clock went back, the service counts on from its last pointer, which must survive a crash.
         plan = replace(plan, clients=(*plan.clients, "idle"), faults=[*plan.faults, "jump", "kill", "kill"])
+    if instances == 1 and rng.random() < 0.15:
+        # Served over Thrift, the invalid list is never pruned, as other stores may rely on it.
+        knobs = (*plan.knobs, ("transactions__thrift", "127.0.0.1:15165"))
+        plan = replace(plan, clients=(*plan.clients, "tephra", "tephra"), knobs=knobs, faults=[*plan.faults, "power"])
     return plan
 
 
@@ -545,6 +551,7 @@ async def _simulate(plan: Plan, story: list[str]) -> Report:
         if not limit.cancelled_caught:
             anomalies += moments.judged(stage.moments, stage.history)
         anomalies += workloads.issued_twice(stage)
+        anomalies += tephra.judged(stage.tephra)
         anomalies += world.restored
         anomalies += [("asleep", text) for text in stage.asleep]
         for each in world.instances:

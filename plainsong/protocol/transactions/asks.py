@@ -48,8 +48,8 @@ class Begin(Ask[Begun]):
     client_id: str = "unknown"
     owner: str | None = None
     """The name that begins it, if any."""
-    durable: bool = False
-    """True if its row must be durable before the answer: for clients that write to other stores under the pointer."""
+    tephra: bool = False
+    """True for Tephra's clients: if a crash loses the begin, its pointer is invalid."""
 
 
 @dataclass(slots=True)
@@ -71,6 +71,8 @@ class Checkpoint(Ask[Begun]):
 class Prepare(Ask[None]):
     """Check a change set for conflicts, and keep it until the commit; replaces an earlier one.
 
+    ``tephra``: True for Tephra's clients: a crash before the commit may lose the change set.
+
     Raises:
       ChangeConflict: with a transaction committed since it began.
       TransactionTooLarge: too many keys, or too many bytes of them.
@@ -80,6 +82,7 @@ class Prepare(Ask[None]):
     transaction_id: int
     changes: Sequence[bytes]
     size: int = 0
+    tephra: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,8 @@ class CloseFirst:
 class Commit(Ask["Decision | CloseFirst"]):
     """Commit; no write under its pointers may be under way. A repeated one has the same answer while it is remembered.
 
+    ``tephra``: True for Tephra's clients, which always prepare first: refused if the change set may have been lost.
+
     Raises:
       ChangeConflict: the transaction stays in progress, to be prepared again or aborted.
       TransactionNotFound: unknown, or forgotten.
@@ -108,6 +113,7 @@ class Commit(Ask["Decision | CloseFirst"]):
     """
 
     transaction_id: int
+    tephra: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +148,20 @@ class Invalidate(Ask[Decision]):
 
 
 class ChangeConflict(TransactionConflict):
-    """A committed transaction changed one of the keys; with the fields of Tephra's exception."""
+    """A committed transaction changed one of the keys, or may have; with the fields of Tephra's exception.
 
-    def __init__(self, transaction_id: int, key: bytes, client_id: str | None) -> None:
+    ``key``: None if the change set is not known, since a crash may have lost it.
+    """
+
+    def __init__(self, transaction_id: int, key: bytes | None, client_id: str | None = None) -> None:
         self.transaction_id = transaction_id
-        self.key = shown_key(key)
+        self.key = None if key is None else shown_key(key)
         self.client_id = client_id
         other = f"client {client_id!r}" if client_id else "a client that is no longer known"
-        super().__init__(
-            f"transaction {transaction_id} changed {self.key}, which {other} has changed since it began",
-            hint="roll back, abort, and run the transaction again",
-        )
+        why = f"changed {self.key}, which {other} has changed since it began"
+        if key is None:
+            why = "has no change set to check for conflicts: the service was started again after its begin"
+        super().__init__(f"transaction {transaction_id} {why}", hint="roll back, abort, and run the transaction again")
 
 
 def shown_key(key: bytes) -> str:

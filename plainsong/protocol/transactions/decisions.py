@@ -44,7 +44,7 @@ def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Beg
     if len(ledger.invalid) >= settings.max_invalid:
         raise Overloaded(f"{len(ledger.invalid)} pointers are invalid", hint="see `plainsong tx pruning`")
     invalids, in_progress, first_short = tuple(ledger.invalid), tuple(ledger.in_progress), ledger.first_short
-    pointer = ledger.next_pointer(now.wall_ms)
+    pointer = ledger.next_pointer(now.wall_ms, tephra=ask.tephra)
     read_pointer = ledger.head.read_pointer
     record = Record(
         pointer,
@@ -59,7 +59,7 @@ def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Beg
     )
     ledger.begin(record)
     step.changes.append(Change(opened=record.pointers))
-    if ask.durable or not ledger.defer(record, now):
+    if not ledger.defer(record, now, tephra=ask.tephra):
         step.write_record(record)
     return Begun(
         Transaction(read_pointer, pointer, pointer, invalids, in_progress, first_short, ask.type),
@@ -279,11 +279,16 @@ def prepare(ledger: Ledger, step: ManagerStep, ask: Prepare, now: ManagerNow) ->
     keys = frozenset(ask.changes)
     _check_size(ledger, keys)
     _check_conflict(ledger, step, record, keys)
-    if keys or record.transaction_id in ledger.prepared:
-        changes = ChangeSet(record.transaction_id, record.client_id, keys)
+    record.may_lack_changes = False
+    earlier = ledger.prepared.get(record.transaction_id)
+    if keys or earlier is not None:
+        # An earlier set in a row must not be what a crash leaves.
+        is_written = not (ask.tephra and ledger.defers_begins) or (earlier is not None and earlier.is_written)
+        changes = ChangeSet(record.transaction_id, record.client_id, keys, is_written=is_written)
         _check_room(ledger, changes)
         ledger.prepared.put(changes)
-        step.write_changes(changes)
+        if is_written:
+            step.write_changes(changes)
     if record.must_prepare:
         record.must_prepare = False
         step.write_record(record)
@@ -302,14 +307,15 @@ def commit(ledger: Ledger, step: ManagerStep, ask: Commit, now: ManagerNow) -> D
         raise TransactionConflict(
             f"transaction {record.transaction_id} conflicted before", hint="prepare it again, or abort it"
         )
+    if ask.tephra and record.may_lack_changes:
+        raise ChangeConflict(record.transaction_id, None)
     changes = ledger.prepared.get(record.transaction_id)
     if changes is not None:
         _check_conflict(ledger, step, record, changes.keys)
         ledger.prepared.discard(record.transaction_id)
-        changes = replace(changes, commit_pointer=ledger.head.last + 1)
-        step.write_changes(changes)
-        ledger.committed.add(changes)
     _close(ledger, record, now)
+    if changes is not None:
+        _keep_changes(ledger, step, changes)
     record.state = "committed"
     _raise_read_pointer(ledger, record.pointers[-1])
     ledger.remember(record)
@@ -428,6 +434,16 @@ def _raise_read_pointer(ledger: Ledger, pointer: int) -> None:
 def _drop_prepared(ledger: Ledger, step: ManagerStep, record: Record) -> None:
     if ledger.prepared.discard(record.transaction_id) is not None:
         _drop_sets(step, (record.transaction_id,))
+
+
+def _keep_changes(ledger: Ledger, step: ManagerStep, changes: ChangeSet) -> None:
+    """Keep a committed change set if an open short transaction may conflict with it."""
+    if ledger.shorts:
+        changes = ChangeSet(changes.transaction_id, changes.client_id, changes.keys, ledger.head.last + 1)
+        step.write_changes(changes)
+        ledger.committed.add(changes)
+    elif changes.is_written:
+        _drop_sets(step, (changes.transaction_id,))
 
 
 def _forget_changes(ledger: Ledger, step: ManagerStep) -> None:

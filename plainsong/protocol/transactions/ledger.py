@@ -17,6 +17,7 @@ from plainsong.protocol.transactions.ledger_rows import (
     TRANSACTION,
     Head,
     enlisted_key,
+    put_service_rows,
     service_key,
 )
 from plainsong.protocol.transactions.transaction import NO_TRANSACTION, POINTERS_PER_MS, TransactionType
@@ -75,15 +76,27 @@ class TransactionSettings:
     """Requests in one commit of the service."""
 
 
-# --- begins without a commit of their own ---------------------------------------------------------
+# --- rows that wait for a commit ------------------------------------------------------------------
 #
 # If the store commits in order, a begin is answered before its row is written. The row goes into the next commit of the
 # service or into a topic's first commit under the pointer, whichever is first, or is written after a short time. A
 # crash may lose a begin without published messages, but a pointer is never issued twice: the head reserves the pointers
 # of the next second, and a load continues after them.
+#
+# Tephra's clients also write to other stores, where a pointer on no list counts as committed. So their pointers are the
+# few that follow the last one in the head, and a load puts each of these without a row on the invalid list. If none of
+# them is free and recent, the begin's row is written at once.
+#
+# The change sets of these clients are written with their commits. A crash may lose them, so a commit of such a client is
+# refused if its transaction was open at the last load, and has not been prepared since, or before in a row.
 
 #: How far ahead of the clock pointers are reserved by each commit of the service.
 RESERVED_MS = 1_000
+#: Pointers that a commit of the service reserves for Tephra's clients, if one has begun a transaction in the last
+#: ``RESERVED_MS``; they are issued for as long. At least these, two more for each open transaction, and at most those.
+LEAST_TEPHRA_POINTERS, TEPHRA_POINTERS = 4, 64
+#: With this number of invalid pointers none are reserved: each crash adds some, and every begin returns the list.
+MANY_INVALID = 1_000
 #: A transaction's row is written this long after its begin, if no commit has included it by then.
 WRITTEN_WITHIN_S = 0.1
 
@@ -126,6 +139,10 @@ class Ledger:
         """Transactions whose rows are not durable yet, by id, oldest first."""
         self.write_by_s: float | None = None
         """When the rows of ``unwritten`` must be written, on the monotonic clock."""
+        self._tephra_last = 0
+        """The last pointer reserved for Tephra's clients."""
+        self._tephra_ms = 0
+        """When such a client last began a transaction."""
         self._undecided_at: OrderedDict[int, frozenset[int]] = OrderedDict()
         self._deadlines: list[tuple[float, int]] = []
 
@@ -134,12 +151,20 @@ class Ledger:
 
     # --- pointers ---------------------------------------------------------------------------------
 
-    def next_pointer(self, now_ms: int) -> int:
+    def next_pointer(self, now_ms: int, *, tephra: bool = False) -> int:
         """Issue a pointer above all earlier ones, of the present millisecond unless the clock went back.
 
         It is also after every moment of an as-of read so far, and so are all rows under it.
+
+        Args:
+          tephra: prefer a pointer reserved for Tephra's clients, which may be a second old.
         """
-        pointer = max(self.head.last + 1, max(now_ms, self.head.decided_ms) * POINTERS_PER_MS)
+        last, decided_ms = self.head.last, self.head.decided_ms
+        pointer = max(last + 1, max(now_ms, decided_ms) * POINTERS_PER_MS)
+        if tephra:
+            self._tephra_ms = now_ms
+            if max(now_ms - RESERVED_MS, decided_ms) * POINTERS_PER_MS <= last < self._tephra_last:
+                pointer = last + 1
         self.head.last = pointer
         self.head.first = self.head.first or pointer
         return pointer
@@ -176,9 +201,9 @@ class Ledger:
             self._deadlines = [(each.deadline_s, each.transaction_id) for each in self.open.values()]
             heapify(self._deadlines)
 
-    def defer(self, record: Record, now: ManagerNow) -> bool:
+    def defer(self, record: Record, now: ManagerNow, *, tephra: bool) -> bool:
         """Defer the row of a new transaction to a later commit; return False if it must be written now."""
-        if not self.defers_begins or record.transaction_id > self.head.reserved:
+        if not self.defers_begins or record.transaction_id > (self._tephra_last if tephra else self.head.reserved):
             return False
         record.is_written = False
         self.unwritten[record.transaction_id] = record
@@ -188,9 +213,16 @@ class Ledger:
 
     def reserve(self, now_ms: int) -> None:
         """Reserve pointers, before the head is written."""
-        if self.defers_begins:
-            until_ms = max(now_ms, self.head.last // POINTERS_PER_MS) + RESERVED_MS
-            self.head.reserved = max(self.head.reserved, until_ms * POINTERS_PER_MS)
+        if not self.defers_begins:
+            return
+        head = self.head
+        head.tephra = 0
+        if now_ms - self._tephra_ms <= RESERVED_MS and len(self.invalid) < MANY_INVALID:
+            head.last = max(head.last, max(now_ms, head.decided_ms) * POINTERS_PER_MS)
+            head.tephra = min(LEAST_TEPHRA_POINTERS + 2 * len(self.open), TEPHRA_POINTERS)
+        self._tephra_last = head.last + head.tephra
+        until_ms = max(now_ms, head.last // POINTERS_PER_MS) + RESERVED_MS
+        head.reserved = max(head.reserved, until_ms * POINTERS_PER_MS)
 
     def take_unwritten(self) -> list[Record]:
         """Return the open transactions that are in no commit of the service, which the caller must write.
@@ -432,8 +464,10 @@ class ManagerStep:
     """The result of one step: rows to write, answers, and changes that take effect once the rows are durable."""
 
     __slots__ = (
+        "_changes",
         "_removed",
         "_rows",
+        "_transactions",
         "_writes_head",
         "answers",
         "changes",
@@ -448,6 +482,9 @@ class ManagerStep:
     )
 
     def __init__(self) -> None:
+        #: Rows of change sets and of transactions, by transaction, and the others.
+        self._changes: dict[int, bytes] = {}
+        self._transactions: dict[int, bytes] = {}
         self._rows: list[Operation] = []
         self._removed: list[bytes] = []
         self._writes_head = False
@@ -468,15 +505,21 @@ class ManagerStep:
 
     @property
     def writes(self) -> bool:
-        return bool(self._rows or self._removed or self._writes_head)
+        return bool(self._transactions or self._changes or self._rows or self._removed or self._writes_head)
 
     def operations(self, head: Head) -> list[Operation]:
-        """Return the operations of the commit: the head first, removals last."""
+        """Return the operations of the commit: the head first, change sets before transactions, removals last."""
         if not self.writes:
             return []
-        first: list[Operation] = [put_one(Table.METADATA, service_key(HEAD), head.encode())]
-        last: list[Operation] = [Delete(Table.METADATA, self._removed)] if self._removed else []
-        return first + self._rows + last
+        operations: list[Operation] = [put_one(Table.METADATA, service_key(HEAD), head.encode())]
+        if self._changes:
+            operations.append(put_service_rows(CHANGES, self._changes))
+        operations += self._rows
+        if self._transactions:
+            operations.append(put_service_rows(TRANSACTION, self._transactions))
+        if self._removed:
+            operations.append(Delete(Table.METADATA, self._removed))
+        return operations
 
     def write_head(self) -> None:
         """Write the head, even if nothing else is written."""
@@ -484,11 +527,10 @@ class ManagerStep:
 
     def write_record(self, record: Record) -> None:
         record.is_written = True
-        self._put(TRANSACTION, record.transaction_id, record.encode())
+        self._transactions[record.transaction_id] = record.encode()
 
     def write_changes(self, changes: ChangeSet) -> None:
-        """Write a change set's row; must be called before that of its transaction is written."""
-        self._put(CHANGES, changes.transaction_id, changes.encode())
+        self._changes[changes.transaction_id] = changes.encode()
 
     def enlist(self, record: Record, name: TopicName, now_ms: int) -> None:
         """Write the row that enlists a topic for an open transaction."""
@@ -502,7 +544,7 @@ class ManagerStep:
         record.topics = set()
 
     def write_pass(self, last_pass: LastPass) -> None:
-        self._put(PASS, None, last_pass.encode())
+        self._rows.append(put_one(Table.METADATA, service_key(PASS), last_pass.encode()))
 
     def drop(self, kind: bytes, transaction_ids: Iterable[int]) -> None:
         self.remove(service_key(kind, each) for each in transaction_ids)
@@ -523,6 +565,3 @@ class ManagerStep:
             if record.topics:
                 self.release(record)
         self.write_record(record)
-
-    def _put(self, kind: bytes, pointer: int | None, value: bytes) -> None:
-        self._rows.append(put_one(Table.METADATA, service_key(kind, pointer), value))

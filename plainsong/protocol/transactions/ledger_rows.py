@@ -15,19 +15,23 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from plainsong.protocol.effects import Put, Table
 from plainsong.protocol.errors import InvalidName
 from plainsong.protocol.keys import SERVICE, SYSTEM, DamagedRow, stop_after
 from plainsong.protocol.names import TopicName, topic_name
 from plainsong.protocol.records import pack_record, unpack_record
-from plainsong.protocol.transactions.transaction import TransactionType
+from plainsong.protocol.transactions.transaction import TransactionType, issued_ms
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from plainsong.protocol.transactions.asks import State
 
 _MAX_POINTER = (1 << 63) - 1
 _STATES: tuple[State, ...] = ("in_progress", "committed", "aborted", "invalid")
+#: The client of a transaction whose begin may have been lost in a crash.
+LOST_CLIENT = "lost-in-a-crash"
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +70,8 @@ class Record:
     """True while its decision is not durable yet. Not in the row."""
     is_written: bool = True
     """False until a commit has its row. Not in the row."""
+    may_lack_changes: bool = False
+    """True if a crash may have lost its change set, and it has not been prepared since. Not in the row."""
     topics: set[TopicName] = field(default_factory=set)
     """Enlisted topics, which may have rows of it. Each enlistment has its own row."""
 
@@ -153,6 +159,7 @@ def number(value: object) -> int:
 #                                  i the service's identity, if a restore has replaced f
 #                                  t later decisions have no time before this one (ms)
 #                                  n pointers up to this one may have been issued
+#                                  k that many pointers after l are invalid if they have no row
 #                                  o the earliest moment as of which reads are possible (ms)
 #     00 'x' 't' id     a transaction                  see above
 #     00 'x' 's' id     a change set                   k keys  n client  c commit pointer (once committed)
@@ -179,6 +186,12 @@ SERVICE_RANGE = (_PREFIX, stop_after(_PREFIX))
 def service_key(kind: bytes, pointer: int | None = None) -> bytes:
     """Return the key of a row of the service."""
     return _PREFIX + kind + (b"" if pointer is None else _POINTER.pack(pointer))
+
+
+def put_service_rows(kind: bytes, rows: Mapping[int, bytes]) -> Put:
+    """Return the operation that writes rows of one kind, by pointer."""
+    pointers = sorted(rows)
+    return Put(Table.METADATA, _PREFIX + kind, list(map(_POINTER.pack, pointers)), [rows[each] for each in pointers])
 
 
 def parse_service_key(key: bytes) -> tuple[bytes, int]:
@@ -225,6 +238,8 @@ class Head:
     """The earliest moment as of which reads are possible; earlier commits may be forgotten."""
     reserved: int = 0
     """Pointers up to this one may have been issued since this row was written; 0 if none beyond ``last``."""
+    tephra: int = 0
+    """Number of pointers after ``last`` that Tephra's clients may have got since this row was written."""
 
     @property
     def service(self) -> int:
@@ -234,15 +249,44 @@ class Head:
     def encode(self) -> bytes:
         numbers = {"l": self.last, "r": self.read_pointer, "f": self.first, "g": self.forgotten, "u": self.unchecked}
         numbers |= {"i": self.restored, "t": self.decided_ms, "o": self.oldest_ms, "n": self.reserved}
+        numbers["k"] = self.tephra
         return pack_record({key: each for key, each in numbers.items() if each})
 
     @classmethod
     def decode(cls, value: bytes) -> Head:
         record = unpack_record(value, "head")
         try:
-            return cls(*(number(record.get(key, 0)) for key in "lrfguiton"))
+            return cls(*(number(record.get(key, 0)) for key in "lrfguitonk"))
         except (TypeError, ValueError) as error:
             raise DamagedRow(f"the transaction service's head has a missing or invalid field: {error!r}") from error
+
+
+def lost_begins(head: Head, records: Mapping[int, Record], last: int) -> list[Record]:
+    """Return invalid transactions for the pointers that Tephra's clients may have got in begins without a row.
+
+    Args:
+      last: the last pointer that may have been issued.
+    """
+    found = []
+    known = {pointer for record in records.values() for pointer in record.pointers if pointer > head.last}
+    for pointer in range(head.last + 1, head.last + 1 + head.tephra):
+        if pointer not in known:
+            at_ms = issued_ms(pointer)
+            lost = Record(
+                pointer,
+                TransactionType.SHORT,
+                LOST_CLIENT,
+                started_ms=at_ms,
+                expires_ms=at_ms,
+                bound=head.read_pointer,
+                read_pointer=head.read_pointer,
+                state="invalid",
+                decided_ms=max(head.decided_ms, at_ms),
+                decided_at=last,
+                listed=(pointer,),
+            )
+            found.append(lost)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +298,13 @@ class ChangeSet:
     keys: frozenset[bytes]
     commit_pointer: int | None = None
     """The next pointer after the last one issued before its commit; None if it is only prepared."""
+    is_written: bool = True
+    """False while no commit has its row. Not in the row."""
+    size: int = field(init=False, compare=False, repr=False)
+    """Its approximate size in memory, in bytes."""
 
-    @property
-    def size(self) -> int:
-        """Its approximate size in memory, in bytes."""
-        return sum(map(len, self.keys)) + 64 * len(self.keys) + 128
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", sum(map(len, self.keys)) + 64 * len(self.keys) + 128)
 
     def encode(self) -> bytes:
         record: dict[str, object] = {"k": list(self.keys), "n": self.client_id}

@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.transactions import asks
@@ -45,7 +44,9 @@ from plainsong.protocol.transactions.ledger_rows import (
     Record,
     enlisted_key,
     enlisted_topic,
+    lost_begins,
     parse_service_key,
+    put_service_rows,
     service_key,
 )
 from plainsong.protocol.transactions.outcomes import (
@@ -136,12 +137,16 @@ class ManagerCore:
         return step.operations(self.ledger.head)
 
     def close(self) -> list[Operation]:
-        """Return the operations for rows of begins that are not written yet, and for releasing reserved pointers."""
+        """Return the operations for rows that are not written yet, and for releasing reserved pointers."""
         step = ManagerStep()
-        records = self.ledger.take_unwritten()
-        if records or self.ledger.head.reserved > self.ledger.head.last:
-            self.ledger.head.reserved = 0
+        ledger, head = self.ledger, self.ledger.head
+        records = ledger.take_unwritten()
+        changes = [each for each in ledger.prepared.values() if not each.is_written]
+        if records or changes or head.reserved > head.last:
+            head.reserved = head.tephra = 0
             step.write_head()
+        for each in changes:
+            step.write_changes(each)
         for record in records:
             step.write_record(record)
         return self.operations(step)
@@ -150,12 +155,12 @@ class ManagerCore:
         """Return the rows of these pointers' transactions that are not durable, to be written with the publish."""
         if not self.ledger.unwritten:
             return []
-        records = (self.ledger.unwritten.get(pointer) for pointer in pointers)
-        return [
-            put_one(Table.METADATA, service_key(TRANSACTION, record.transaction_id), record.encode())
-            for record in records
-            if record is not None and record.state == "in_progress"
-        ]
+        rows = {}
+        for pointer in pointers:
+            record = self.ledger.unwritten.get(pointer)
+            if record is not None and record.state == "in_progress":
+                rows[pointer] = record.encode()
+        return [put_service_rows(TRANSACTION, rows)] if rows else []
 
     def begun(self, pointers: Iterable[int]) -> None:
         """Record that a commit with ``begins`` of these pointers is durable."""
@@ -328,7 +333,11 @@ class LedgerLoader:
         ledger.defers_begins = defers_begins
         ledger.head, ledger.last_pass = self.head, self.last_pass
         known = [pointer for record in self.records.values() for pointer in (*record.pointers, record.decided_at)]
-        ledger.head.last = max(ledger.head.last, ledger.head.reserved, *known)
+        last = max(ledger.head.last, ledger.head.reserved, *known)
+        for lost in lost_begins(ledger.head, self.records, last):
+            lost.is_written = False
+            self.records[lost.transaction_id] = ledger.unwritten[lost.transaction_id] = lost
+        ledger.head.last, ledger.head.tephra = last, 0
         if not ledger.head.last:
             ledger.head.last = ledger.head.read_pointer = now.wall_ms * POINTERS_PER_MS
         self._order_decisions(ledger)
@@ -337,6 +346,7 @@ class LedgerLoader:
             if record.state == "in_progress":
                 left_ms = min(max(0, record.expires_ms - now.wall_ms), record.expires_ms - record.started_ms)
                 record.deadline_s = now.mono_s + left_ms / 1000
+                record.may_lack_changes = defers_begins
                 ledger.begin(record)
             elif record.listed:
                 ledger.list_invalid(record)
@@ -377,6 +387,7 @@ class LedgerLoader:
                 # Even with a commit pointer: a crash cut the commit off before the transaction's row, so it is open.
                 prepared = ChangeSet(changes.transaction_id, changes.client_id, changes.keys)
                 ledger.prepared.put(prepared)
+                ledger.open[changes.transaction_id].may_lack_changes = False
             elif changes.commit_pointer is None or (record is not None and record.state != "committed"):
                 leftovers.append(service_key(CHANGES, changes.transaction_id))
             else:

@@ -1,0 +1,169 @@
+"""Random clients over HTTP and of Tephra's, with crashes: no pointer twice, none seen too early, no missed conflict.
+
+Other stores see what a snapshot of Tephra's shows, so that is all that the machine looks at, together with the answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from transactions_in_memory import TransactionsInMemory
+
+from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.ledger import TEPHRA_POINTERS
+from plainsong.protocol.transactions.transaction import Transaction
+from plainsong.protocol.transactions.view import Verdict, View
+
+PICK = st.integers(0, 9)
+KEYS = st.lists(st.sampled_from([b"a", b"b"]), max_size=2)
+
+
+@dataclass
+class Known:
+    """What a client knows of its transaction."""
+
+    snapshot: Transaction
+    tephra: bool
+    is_durable: bool = False
+    """True once something was published under it."""
+    keys: frozenset[bytes] = frozenset()
+    """The keys of its latest prepare that succeeded."""
+    state: str = "in_progress"
+
+
+class LostBeginsMachine(RuleBasedStateMachine):
+    """A service that defers rows, and clients that never time out."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = TransactionsInMemory(defers_begins=True, timeout_ms=3_600_000, outcome_retention_ms=1 << 40)
+        self.known = {}
+        self.crashes = 0
+        #: Moment → the transactions shown to a reader as of that moment.
+        self.shown = {}
+
+    def _pick(self, pick):
+        ids = sorted(self.known)
+        return self.known[ids[-1 - pick % len(ids)]] if ids else None
+
+    def _ask(self, ask):
+        try:
+            return self.at.ask(ask)
+        except PlainsongError as error:
+            return error
+
+    @rule(tephra=st.booleans())
+    def begin(self, tephra):
+        snapshot = self.at.begin(tephra=tephra)
+        assert snapshot.transaction_id > max(self.known, default=0), "no pointer is issued twice, or out of order"
+        self.known[snapshot.transaction_id] = Known(snapshot, tephra)
+
+    @rule(pick=PICK)
+    def publish(self, pick):
+        """Make the commit of a topic under a pointer that it may write under."""
+        known = self._pick(pick)
+        if known is None or self.at.standing(known.snapshot.transaction_id) != "in_progress":
+            return
+        pointer = known.snapshot.transaction_id
+        self.at.publish(pointer)
+        known.is_durable = True
+
+    @rule(pick=PICK, keys=KEYS)
+    def prepare_and_commit_later(self, pick, keys):
+        known = self._pick(pick)
+        if known is None:
+            return
+        id_ = known.snapshot.transaction_id
+        if not isinstance(self._ask(asks.Prepare(id_, keys, tephra=known.tephra)), PlainsongError):
+            known.keys = frozenset(keys)
+
+    @rule(pick=PICK)
+    def commit(self, pick):
+        known = self._pick(pick)
+        if known is None:
+            return
+        answer = self._ask(asks.Commit(known.snapshot.transaction_id, known.tephra))
+        if not isinstance(answer, PlainsongError):
+            assert known.state in ("in_progress", "committed")
+            known.state = "committed"
+
+    @rule(pick=PICK)
+    def abort(self, pick):
+        known = self._pick(pick)
+        if known is None:
+            return
+        answer = self._ask(asks.Abort(known.snapshot.transaction_id))
+        if not isinstance(answer, PlainsongError):
+            assert known.state in ("in_progress", "aborted")
+            assert answer.state == "aborted"
+            known.state = "aborted"
+
+    @rule(seconds=st.sampled_from([0.001, 0.5, 1, 4]))
+    def time_passes(self, seconds):
+        self.at.pass_s(seconds)
+        self.at.tick()
+
+    @rule(seconds=st.sampled_from([-100, -1, 1, 100]))
+    def the_clock_jumps(self, seconds):
+        self.at.wall_ms += seconds * 1000
+
+    @rule(back_s=st.sampled_from([0, 0.5, 1]))
+    def read_as_of(self, back_s):
+        at_ms = self.at.wall_ms - int(back_s * 1000)
+        answer = self._ask(asks.AsOf(at_ms))
+        if not isinstance(answer, PlainsongError):
+            view = answer.view()
+            seen = {id_ for id_, known in self.known.items() if view.verdict(id_) is Verdict.DELIVER}
+            assert all(self.known[id_].state != "in_progress" for id_ in seen)
+            assert self.shown.setdefault(at_ms, seen) == seen
+
+    @rule()
+    def crash(self):
+        self.at.load()
+        self.crashes += 1
+
+    @rule()
+    def stop(self):
+        """A stop loses nothing, and makes nothing invalid."""
+        before, invalid = dict.fromkeys(self.at.ledger.open), self.at.invalid()
+        self.at.stop()
+        assert dict.fromkeys(self.at.ledger.open) == before
+        assert self.at.invalid() == invalid
+
+    @invariant()
+    def what_was_published_is_not_lost(self):
+        for id_, known in self.known.items():
+            if known.is_durable and known.state == "in_progress":
+                assert self.at.state(id_) == "in_progress"
+
+    @invariant()
+    def no_snapshot_shows_what_may_still_be_written(self):
+        # As a transaction would that began now; none is begun, so that the invariant changes nothing.
+        ledger = self.at.ledger
+        view = View(ledger.head.read_pointer, frozenset(ledger.in_progress), frozenset(ledger.invalid))
+        for id_, known in self.known.items():
+            if known.tephra and known.state == "in_progress":
+                assert view.verdict(id_) is not Verdict.DELIVER
+            if known.state == "committed":
+                assert view.verdict(id_) is Verdict.DELIVER
+
+    @invariant()
+    def no_conflict_is_missed(self):
+        committed = [known for known in self.known.values() if known.state == "committed" and known.tephra]
+        for one in committed:
+            for other in committed:
+                if one.keys & other.keys and one.snapshot.transaction_id < other.snapshot.transaction_id:
+                    assert View.of(other.snapshot).verdict(one.snapshot.transaction_id) is Verdict.DELIVER
+
+    @invariant()
+    def a_crash_makes_few_pointers_invalid(self):
+        assert len(self.at.invalid()) <= self.crashes * TEPHRA_POINTERS
+
+
+TestLostBeginsMachine = LostBeginsMachine.TestCase
+if settings.get_current_profile_name() != "torture":
+    TestLostBeginsMachine.settings = settings(max_examples=100, stateful_step_count=50, derandomize=True, database=None)
