@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 SERVICE_NAME = TopicName("", "transactions")
 #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
 TRANSACTION_READS = (InvalidBefore, ListAll, LookAt, Nothing)
+#: Requests that may have to wait for topics.
+_DETOURS = (Abort, Commit)
 #: How long callers wait for the first load: shorter than the time-out of requests between instances.
 FIRST_LOAD_TIMEOUT_S = 3.0
 
@@ -134,7 +136,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
             self._roll_back_first(core, unfinished, ())
 
     def _has_mail(self) -> bool:
-        return bool(self._returning) or super()._has_mail()
+        return bool(self._returning) or len(self._mailbox) > 0
 
     def _return(self, ticket: Ticket[Any]) -> None:
         """Queue a ticket that returns from its detour."""
@@ -170,7 +172,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         if self._returning:
             returned, self._returning = self._returning, []
             tickets = [*returned, *tickets]
-        return [ticket for ticket in tickets if not self._defer(core, ticket)]
+        return [ticket for ticket in tickets if type(ticket.ask) not in _DETOURS or not self._defer(core, ticket)]
 
     def _step(self, core: ManagerCore, tickets: Sequence[Ticket[Any]]) -> ManagerStep:
         return core.step([(ticket, ticket.ask) for ticket in tickets], self._now())
@@ -190,7 +192,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     def _settle(self, core: ManagerCore, step: ManagerStep, answers: Answers) -> None:
         if self._cluster_locations is not None:
             self._cluster_locations.dropped(step.decided)
-        self._notify_replicas([each for change in step.changes for part in change for each in part] + step.forgotten)
+            self._notify_replicas(step)
         self._index.decided(step.decided)
         for pointer in step.invalidated:
             self._index.wake(pointer)
@@ -208,7 +210,9 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         self.changed.set()
         self.changed = trio.Event()
 
-    def _notify_replicas(self, pointers: Sequence[int]) -> None:
+    def _notify_replicas(self, step: ManagerStep) -> None:
+        """Record the changed pointers for the replicas on other instances."""
+        pointers = [each for change in step.changes for part in change for each in part] + step.forgotten
         if pointers:
             self.changes.record(pointers)
             self.wake_replicas()

@@ -231,17 +231,20 @@ def decode_call(message: bytes) -> Call:
     """
     reader = ThriftReader(message)
     name, sequence_id = _begin(reader, _CALL)
-    method = METHODS.get(name)
-    if method is None:
+    places = _PLACES.get(name)
+    if places is None:
         raise RefusedCall(Call(name, sequence_id, ()), UNKNOWN_METHOD, f"Invalid method name: '{name}'")
     try:
-        found = read_fields(reader, _PLACES[name])
+        found = read_fields(reader, places)
     except MalformedThrift as error:
         raise RefusedCall(Call(name, sequence_id, ()), PROTOCOL_ERROR, f"{name}: {error}") from None
-    for place, kind in enumerate(method.args, 1):
-        if place not in found and kind is not TEXT:
+    args = []
+    for place, kind in places.items():
+        value = found.get(place)
+        if value is None and kind is not TEXT:
             raise RefusedCall(Call(name, sequence_id, ()), PROTOCOL_ERROR, f"{name}: argument {place} is missing")
-    return Call(name, sequence_id, tuple([found.get(place) for place in _PLACES[name]]))
+        args.append(value)
+    return Call(name, sequence_id, tuple(args))
 
 
 def encode_result(call: Call, value: Any) -> bytes:
@@ -327,16 +330,25 @@ def _error_values(reader: ThriftReader) -> list[int | str]:
 # --- messages --------------------------------------------------------------------------------------
 
 
+_START = Struct(">HHi")
+
+
 def _head(kind: int, name: str, sequence_id: int) -> bytes:
     raw = name.encode()
-    return pack(f">HHi{len(raw)}si", _VERSION, kind, len(raw), raw, sequence_id)
+    return _START.pack(_VERSION, kind, len(raw)) + raw + INT.put(sequence_id)
 
 
 def _begin(reader: ThriftReader, *kinds: int) -> tuple[str, int]:
-    word = reader.i32() & 0xFFFFFFFF
-    if word >> 16 != _VERSION or word & 0xFFFF not in kinds:
-        raise MalformedThrift(f"the message begins with {word:08x}")
-    name = reader.text()
-    if len(name) > _MAX_NAME_BYTES:
-        raise MalformedThrift(f"a method name of {len(name)} characters")
-    return name, reader.i32()
+    if len(reader.data) < _START.size:
+        raise MalformedThrift(f"a message of {len(reader.data)} bytes")
+    version, kind, size = _START.unpack_from(reader.data)
+    if version != _VERSION or kind not in kinds:
+        raise MalformedThrift(f"the message begins with {version:04x}{kind:04x}")
+    if not 0 <= size <= _MAX_NAME_BYTES:
+        raise MalformedThrift(f"a method name of {size} bytes")
+    reader.at = _START.size + size
+    sequence_id = reader.i32()
+    try:
+        return reader.data[_START.size : _START.size + size].decode(), sequence_id
+    except UnicodeDecodeError:
+        raise MalformedThrift("a method name in invalid UTF-8") from None

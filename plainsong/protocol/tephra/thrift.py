@@ -73,8 +73,12 @@ class ThriftReader:
 
     def octets(self) -> bytes:
         """A length and as many bytes: a string, or a binary."""
-        start = self._take(self.i32())
-        return self.data[start : self.at]
+        size = self.i32()
+        start, stop = self.at, self.at + size
+        if not start <= stop <= len(self.data):
+            raise self._cut_off(size)
+        self.at = stop
+        return self.data[start:stop]
 
     def text(self) -> str:
         at = self.at

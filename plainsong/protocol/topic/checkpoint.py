@@ -84,11 +84,11 @@ def forget_pointer(state: TopicState, pending: Pending) -> None:
 
 def write_pointers(state: TopicState, step: Step) -> None:
     """Write the rows of changed pointers, each once, and remove those of forgotten ones."""
-    step.flush()
     if state.changed:
-        rows = sorted((pointer_suffix(pointer), state.pending[pointer].encode()) for pointer in state.changed)
+        rows = {pointer_suffix(pointer): state.pending[pointer].encode() for pointer in state.changed}
         prefix = system_key(POINTER, state.name, state.living_or_last().generation)
-        step.write(Put(Table.METADATA, prefix, [row[0] for row in rows], [row[1] for row in rows]))
+        suffixes = sorted(rows)
+        step.write(Put(Table.METADATA, prefix, suffixes, list(map(rows.__getitem__, suffixes))))
         step.pointers |= transactional_pointers(state.changed)
         state.changed.clear()
     for removal in pointer_removals(state, step):
