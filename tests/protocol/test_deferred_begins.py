@@ -161,6 +161,24 @@ def test_what_a_crash_lost_stays_invalid_after_the_next_crash(tephra):
     assert hides(tephra, lost)
 
 
+def test_what_a_crash_lost_stays_invalid_after_a_rollback_in_a_topic(tephra):
+    lost = tephra.new(tephra=True)
+    tephra.load()
+    tephra.publish(lost)  # its client rolls back, so a topic commits under the pointer
+    tephra.commit(tephra.new())
+    tephra.load()
+    assert hides(tephra, lost)
+
+
+def test_a_crash_loses_no_begin_of_a_long_transaction_and_its_abort_leaves_it_invalid(tephra):
+    long = tephra.new(long=True, tephra=True)
+    tephra.load()
+    assert tephra.state(long) == "in_progress"
+    assert tephra.abort(long) == "invalid"
+    tephra.load()
+    assert hides(tephra, long)
+
+
 def test_a_crash_makes_no_begin_invalid_that_has_a_row(tephra):
     first, published, last = (tephra.new(tephra=True) for _ in range(3))
     tephra.publish(published)
@@ -262,6 +280,22 @@ def test_a_commit_whose_change_set_a_crash_may_have_lost_is_a_conflict_until_it_
     assert tephra.state(pointer) == "in_progress"
     tephra.prepare(pointer, *keys, tephra=True)
     assert tephra.commit(pointer, tephra=True) == "committed"
+
+
+def test_a_long_transaction_is_committed_without_a_change_set_after_a_crash(tephra):
+    long = tephra.new(long=True, tephra=True)
+    tephra.load()
+    assert tephra.commit(long, tephra=True) == "committed"
+
+
+def test_a_crash_does_not_lose_the_change_set_of_a_long_transaction(tephra):
+    long = tephra.new(long=True, tephra=True)
+    tephra.prepare(long, b"key", tephra=True)
+    tephra.load()
+    short = tephra.new(tephra=True)
+    tephra.commit(long, tephra=True)
+    with pytest.raises(ChangeConflict, match="key"):
+        tephra.prepare(short, b"key", tephra=True)
 
 
 def test_a_transaction_with_a_lost_change_set_can_be_aborted(tephra):

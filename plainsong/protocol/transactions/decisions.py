@@ -283,7 +283,9 @@ def prepare(ledger: Ledger, step: ManagerStep, ask: Prepare, now: ManagerNow) ->
     earlier = ledger.prepared.get(record.transaction_id)
     if keys or earlier is not None:
         # An earlier set in a row must not be what a crash leaves.
-        is_written = not (ask.tephra and ledger.defers_begins) or (earlier is not None and earlier.is_written)
+        # Long transactions may be committed without a change set, so the loss of one would not be noticed.
+        may_defer = ask.tephra and ledger.defers_begins and record.type is TransactionType.SHORT
+        is_written = not may_defer or (earlier is not None and earlier.is_written)
         changes = ChangeSet(record.transaction_id, record.client_id, keys, is_written=is_written)
         _check_room(ledger, changes)
         ledger.prepared.put(changes)

@@ -136,7 +136,9 @@ class Ledger:
         self.defers_begins = False
         """True if begins are answered before their rows are written."""
         self.unwritten: dict[int, Record] = {}
-        """Transactions whose rows are not durable yet, by id, oldest first."""
+        """Transactions whose begins are not durable yet, by id, oldest first; commits of topics may include them."""
+        self.lost: list[Record] = []
+        """Invalid transactions without a row, found by the load; the next commit of the service writes them."""
         self.write_by_s: float | None = None
         """When the rows of ``unwritten`` must be written, on the monotonic clock."""
         self._tephra_last = 0
@@ -203,6 +205,8 @@ class Ledger:
 
     def defer(self, record: Record, now: ManagerNow, *, tephra: bool) -> bool:
         """Defer the row of a new transaction to a later commit; return False if it must be written now."""
+        if tephra and record.type is TransactionType.LONG:
+            return False  # an abort must leave it on the invalid list, so its type must not be lost
         if not self.defers_begins or record.transaction_id > (self._tephra_last if tephra else self.head.reserved):
             return False
         record.is_written = False
@@ -232,6 +236,11 @@ class Ledger:
         """
         self.write_by_s = None
         return [record for record in self.unwritten.values() if not record.is_written]
+
+    def take_lost(self) -> list[Record]:
+        """Return the transactions that the load made invalid, which the caller must write; once."""
+        lost, self.lost = self.lost, []
+        return lost
 
     def drop_written(self) -> None:
         """Drop the rows of a durable commit of the service from ``unwritten``."""

@@ -58,7 +58,7 @@ from plainsong.protocol.transactions.outcomes import (
     look_at,
     unlist,
 )
-from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS, TransactionType
 from plainsong.protocol.transactions.view import Visible
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class ManagerCore:
             step.write_head()
         if step.writes:
             ledger.reserve(now.wall_ms)
-            for record in ledger.take_unwritten():
+            for record in (*ledger.take_lost(), *ledger.take_unwritten()):
                 step.write_record(record)
             step.remove(self._leftovers)
             self._leftovers = ()
@@ -140,7 +140,7 @@ class ManagerCore:
         """Return the operations for rows that are not written yet, and for releasing reserved pointers."""
         step = ManagerStep()
         ledger, head = self.ledger, self.ledger.head
-        records = ledger.take_unwritten()
+        records = [*ledger.take_lost(), *ledger.take_unwritten()]
         changes = [each for each in ledger.prepared.values() if not each.is_written]
         if records or changes or head.reserved > head.last:
             head.reserved = head.tephra = 0
@@ -334,9 +334,8 @@ class LedgerLoader:
         ledger.head, ledger.last_pass = self.head, self.last_pass
         known = [pointer for record in self.records.values() for pointer in (*record.pointers, record.decided_at)]
         last = max(ledger.head.last, ledger.head.reserved, *known)
-        for lost in lost_begins(ledger.head, self.records, last):
-            lost.is_written = False
-            self.records[lost.transaction_id] = ledger.unwritten[lost.transaction_id] = lost
+        ledger.lost = lost_begins(ledger.head, self.records, last)
+        self.records |= {lost.transaction_id: lost for lost in ledger.lost}
         ledger.head.last, ledger.head.tephra = last, 0
         if not ledger.head.last:
             ledger.head.last = ledger.head.read_pointer = now.wall_ms * POINTERS_PER_MS
@@ -346,7 +345,7 @@ class LedgerLoader:
             if record.state == "in_progress":
                 left_ms = min(max(0, record.expires_ms - now.wall_ms), record.expires_ms - record.started_ms)
                 record.deadline_s = now.mono_s + left_ms / 1000
-                record.may_lack_changes = defers_begins
+                record.may_lack_changes = defers_begins and record.type is TransactionType.SHORT
                 ledger.begin(record)
             elif record.listed:
                 ledger.list_invalid(record)
