@@ -109,7 +109,7 @@ class TephraMethods:
             ),
             "commitTx": _commit_whole,
             # The service has the right write pointer: a wrong one would move every reader's read pointer.
-            "commitOrThrow": lambda transaction_id, _: _ServiceAsk(Commit(transaction_id, tephra=True), _nothing),
+            "commitOrThrow": lambda transaction_id, _: _ServiceAsk(Commit(transaction_id), _nothing),
             "abortTx": _abort,
             "invalidateTx": _invalidate,
             "checkpoint": _checkpoint,
@@ -225,7 +225,7 @@ def _can_commit(transaction: Transaction, changes: Sequence[bytes]) -> _ServiceA
 
 
 def _commit_whole(transaction: Transaction) -> _ServiceAsk:
-    return _ServiceAsk(Commit(transaction.transaction_id, tephra=True), _true, {TransactionConflict: False})
+    return _ServiceAsk(Commit(transaction.transaction_id), _true, {TransactionConflict: False})
 
 
 def _abort(transaction: Transaction) -> _ServiceAsk:

@@ -411,6 +411,7 @@ def _head(_: int, value: bytes) -> Fields:
         "changes_forgotten_up_to": head.unchecked,
         "reserved_up_to": head.reserved,
         "reserved_for_tephra": head.tephra,
+        "changes_lost_up_to": head.lacking,
     }
 
 

@@ -22,6 +22,8 @@ from plainsong.protocol.errors import (
     TransactionsUnavailable,
 )
 from plainsong.protocol.tephra.state import decode_transaction, encode_transaction
+from plainsong.protocol.transactions.asks import Begin
+from plainsong.protocol.transactions.ledger import LEAST_TEPHRA_POINTERS
 from plainsong.protocol.transactions.transaction import TransactionType
 from storage.leveldb.store import LevelDBStore
 from storage.memory import MemoryStore
@@ -222,6 +224,28 @@ async def test_ids_and_decisions_survive_on_leveldb_although_the_clock_went_back
         assert await harness.new() > last
         with pytest.raises(TransactionConflict):
             await harness.service.prepare(open_, [b"k"])
+
+
+async def test_a_failed_write_makes_the_begins_of_tephras_clients_invalid_that_it_loses(tmp_path, caplog):
+    async with await LevelDBStore.open(tmp_path) as disk, serving(FaultyStore(disk)) as harness:
+
+        async def new():
+            return (await harness.service.ask(Begin(tephra=True))).transaction.transaction_id
+
+        await harness.service.commit(await new())
+        loaded = harness.loaded
+        harness.store.fail_next("write")
+        lost, other = await new(), await new()
+        await caught(harness.service.commit, other)
+        await loaded.wait()
+        assert [(await harness.service.look(each)).state for each in (lost, other)] == ["invalid", "invalid"]
+        assert [harness.verdict(each) for each in (lost, other)] == ["skip", "skip"]
+        (warning,) = [each for each in caplog.records if each.message == "begins of Tephra's clients lost"]
+        assert (warning.lost, warning.invalid) == (LEAST_TEPHRA_POINTERS, LEAST_TEPHRA_POINTERS)
+        await harness.service.abort(lost)
+        assert (await new()) > other
+    async with await LevelDBStore.open(tmp_path) as disk, serving(disk) as harness:
+        assert [(await harness.service.look(each)).state for each in (lost, other)] == ["aborted", "invalid"]
 
 
 # --- deadlines ---------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transactions_in_memory import TransactionsInMemory
 
-from plainsong.protocol.errors import TransactionNotFound, TransactionNotInProgress
+from plainsong.protocol.errors import Overloaded, TransactionNotFound, TransactionNotInProgress
 from plainsong.protocol.transactions import asks
 from plainsong.protocol.transactions.asks import ChangeConflict
 from plainsong.protocol.transactions.ledger import (
@@ -14,6 +14,7 @@ from plainsong.protocol.transactions.ledger import (
     RESERVED_MS,
     TEPHRA_POINTERS,
     WRITTEN_WITHIN_S,
+    TransactionSettings,
 )
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 from plainsong.protocol.transactions.view import Verdict, View
@@ -31,7 +32,7 @@ def service():
 def tephra():
     """A service that a client of Tephra's has used, so that pointers are reserved for such clients."""
     made = TransactionsInMemory(defers_begins=True)
-    made.commit(made.new(tephra=True), tephra=True)
+    made.commit(made.new(tephra=True))
     return made
 
 
@@ -132,7 +133,7 @@ def test_only_its_publish_and_its_commit_write_rows_of_a_whole_transaction(tephr
     tephra.publish(pointer)
     tephra.prepare(pointer, b"key", tephra=True)
     assert not tephra.step.writes
-    assert tephra.commit(pointer, tephra=True) == "committed"
+    assert tephra.commit(pointer) == "committed"
 
 
 def test_a_begin_that_a_crash_loses_is_invalid_and_an_abort_heals_it(tephra):
@@ -275,17 +276,17 @@ def test_a_commit_whose_change_set_a_crash_may_have_lost_is_a_conflict_until_it_
     pointer = restored(tephra, *lost)
     for _ in range(2):
         with pytest.raises(ChangeConflict, match="has no change set") as refused:
-            tephra.commit(pointer, tephra=True)
+            tephra.commit(pointer)
     assert (refused.value.key, refused.value.client_id) == (None, None)
     assert tephra.state(pointer) == "in_progress"
     tephra.prepare(pointer, *keys, tephra=True)
-    assert tephra.commit(pointer, tephra=True) == "committed"
+    assert tephra.commit(pointer) == "committed"
 
 
 def test_a_long_transaction_is_committed_without_a_change_set_after_a_crash(tephra):
     long = tephra.new(long=True, tephra=True)
     tephra.load()
-    assert tephra.commit(long, tephra=True) == "committed"
+    assert tephra.commit(long) == "committed"
 
 
 def test_a_crash_does_not_lose_the_change_set_of_a_long_transaction(tephra):
@@ -293,7 +294,7 @@ def test_a_crash_does_not_lose_the_change_set_of_a_long_transaction(tephra):
     tephra.prepare(long, b"key", tephra=True)
     tephra.load()
     short = tephra.new(tephra=True)
-    tephra.commit(long, tephra=True)
+    tephra.commit(long)
     with pytest.raises(ChangeConflict, match="key"):
         tephra.prepare(short, b"key", tephra=True)
 
@@ -308,9 +309,113 @@ def test_a_stop_keeps_the_change_sets(tephra):
     tephra.stop()
     other = tephra.new()
     tephra.prepare(other, b"key")
-    assert tephra.commit(pointer, tephra=True) == "committed"
+    assert tephra.commit(pointer) == "committed"
     with pytest.raises(ChangeConflict, match="key"):
         tephra.commit(other)
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+def test_after_a_stop_a_commit_without_keys_is_no_conflict(tephra, prepares):
+    pointer = tephra.new(tephra=True)
+    if prepares:
+        tephra.prepare(pointer, tephra=True)
+    tephra.stop()
+    assert tephra.commit(pointer) == "committed"
+
+
+def test_a_stop_after_a_crash_does_not_forget_that_a_change_set_may_be_lost(tephra):
+    pointer = restored(tephra, b"key")
+    for _ in range(2):
+        tephra.stop()
+        with pytest.raises(ChangeConflict, match="has no change set"):
+            tephra.commit(pointer)
+
+
+@pytest.mark.parametrize("keys", [(b"key",), ()])
+def test_a_stop_keeps_what_was_prepared_after_a_crash(tephra, keys):
+    pointer = restored(tephra, b"key")
+    tephra.prepare(pointer, *keys, tephra=True)
+    tephra.stop()
+    assert tephra.commit(pointer) == "committed"
+
+
+@pytest.mark.parametrize("keys", [(b"key",), ()])
+def test_what_was_prepared_after_a_crash_may_be_lost_in_the_next_one(tephra, keys):
+    pointer = restored(tephra, b"key")
+    tephra.prepare(pointer, *keys, tephra=True)
+    tephra.load()
+    with pytest.raises(ChangeConflict, match="has no change set"):
+        tephra.commit(pointer)
+
+
+def test_a_change_set_waits_only_once_the_head_says_that_the_service_was_not_stopped(tephra):
+    first, second = tephra.new(tephra=True), tephra.new(tephra=True)
+    tephra.stop()
+    tephra.prepare(first, b"first", tephra=True)
+    assert tephra.step.writes
+    tephra.prepare(second, b"second", tephra=True)
+    assert not tephra.step.writes
+    tephra.load()
+    assert tephra.commit(first) == "committed"
+    with pytest.raises(ChangeConflict, match="has no change set"):
+        tephra.commit(second)
+
+
+def test_a_prepare_without_room_leaves_the_change_set_lost(tephra):
+    tephra.settings = TransactionSettings(max_prepared_bytes=1_000)
+    pointer = restored(tephra, b"key")
+    with pytest.raises(Overloaded):
+        tephra.prepare(pointer, bytes(1_000), tephra=True)
+    with pytest.raises(ChangeConflict, match="has no change set"):
+        tephra.commit(pointer)
+
+
+def test_a_copied_store_refuses_a_commit_whose_change_set_a_crash_may_have_lost(tephra):
+    pointer = tephra.new(tephra=True)
+    tephra.publish(pointer)
+    tephra.prepare(pointer, b"key", tephra=True)
+    tephra.defers_begins = False
+    for _ in range(2):
+        tephra.load()
+        with pytest.raises(ChangeConflict, match="has no change set"):
+            tephra.commit(pointer)
+        tephra.commit(tephra.new())
+    tephra.prepare(pointer, tephra=True)
+    tephra.load()
+    assert tephra.commit(pointer) == "committed"
+
+
+def test_a_change_set_of_a_transaction_begun_over_http_is_durable(tephra):
+    pointer, empty = tephra.new(), tephra.new()
+    tephra.publish(empty)
+    tephra.prepare(pointer, b"key", tephra=True)
+    tephra.load()
+    assert tephra.ledger.prepared[pointer].keys == {b"key"}
+    assert tephra.commit(empty) == "committed"
+
+
+def test_a_pointer_that_a_crash_lost_is_not_said_to_have_timed_out(tephra):
+    lost = tephra.new(tephra=True)
+    tephra.load()
+    with pytest.raises(TransactionNotInProgress) as refused:
+        tephra.commit(lost)
+    assert "a crash of the service has lost its begin" in str(refused.value.hint)
+
+
+def test_after_the_clock_went_back_pointers_are_reserved_once_tephras_clients_use_it_again(tephra):
+    tephra.wall_ms -= 10_000
+    tephra.commit(tephra.new())
+    tephra.load()
+    assert tephra.invalid() == []
+
+
+def test_a_stop_releases_the_pointers_of_tephras_clients_though_the_last_reserved_one_is_issued(tephra):
+    tephra.wall_ms = tephra.ledger.head.reserved // POINTERS_PER_MS
+    pointer = tephra.new()
+    assert pointer == tephra.ledger.head.reserved
+    tephra.publish(pointer)
+    tephra.stop()
+    assert tephra.invalid() == []
 
 
 def test_an_earlier_change_set_is_not_what_a_crash_leaves(tephra):
@@ -332,7 +437,7 @@ def test_a_committed_change_set_is_kept_while_a_transaction_may_conflict_with_it
     first, second = tephra.new(tephra=True), tephra.new(tephra=True)
     for pointer in (first, second):
         tephra.prepare(pointer, b"key", tephra=True)
-    tephra.commit(first, tephra=True)
+    tephra.commit(first)
     tephra.load()
     assert [each.keys for each in tephra.ledger.committed] == [{b"key"}]
     with pytest.raises(ChangeConflict, match="key"):
@@ -343,7 +448,7 @@ def test_a_change_set_with_which_nothing_can_conflict_is_not_written(tephra):
     before = {key for key in tephra.rows if key[2:3] == b"s"}
     pointer = tephra.new(tephra=True)
     tephra.prepare(pointer, b"key", tephra=True)
-    tephra.commit(pointer, tephra=True)
+    tephra.commit(pointer)
     assert {key for key in tephra.rows if key[2:3] == b"s"} == before == set()
 
 
@@ -356,7 +461,7 @@ def test_without_deferred_begins_everything_is_written_at_once():
     assert service.ledger.prepared[pointer].keys == {b"key"}
     empty = service.new(tephra=True)
     service.load()
-    assert service.commit(empty, tephra=True) == "committed"
+    assert service.commit(empty) == "committed"
 
 
 def test_the_pointers_of_a_copied_store_are_made_invalid_once(tephra):

@@ -131,9 +131,9 @@ def test_the_service_writes_its_rows_as_the_page_shows_them():
 
 
 FULL = {
-    "Head": Head(1, 2, 3, 4, 5, 6, 7, 8, 9, 10).encode(),
+    "Head": Head(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11).encode(),
     "Transaction": Record(
-        1, TransactionType.LONG, "c", 1, 2, 3, 4, (1, 5), True, True, "invalid", 6, 7, (1, 5), owner="shop"
+        1, TransactionType.LONG, "c", 1, 2, 3, 4, (1, 5), True, True, "invalid", 6, 7, (1, 5), tephra=True, owner="shop"
     ).encode(),
     "Change set": ChangeSet(1, "c", frozenset((b"k",)), 2).encode(),
     "Enlisted topic": pack_record({"m": 1}),

@@ -14,6 +14,7 @@ from transactions_in_memory import TransactionsInMemory
 
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.transactions import asks
+from plainsong.protocol.transactions.asks import ChangeConflict
 from plainsong.protocol.transactions.ledger import TEPHRA_POINTERS
 from plainsong.protocol.transactions.transaction import Transaction
 from plainsong.protocol.transactions.view import Verdict, View
@@ -28,6 +29,9 @@ class Known:
 
     snapshot: Transaction
     tephra: bool
+    long: bool
+    may_lack_changes: bool = False
+    """True if the service crashed after its begin, and it has not been prepared since."""
     is_durable: bool = False
     """True once something was published under it."""
     keys: frozenset[bytes] = frozenset()
@@ -56,11 +60,11 @@ class LostBeginsMachine(RuleBasedStateMachine):
         except PlainsongError as error:
             return error
 
-    @rule(tephra=st.booleans())
-    def begin(self, tephra):
-        snapshot = self.at.begin(tephra=tephra)
+    @rule(tephra=st.booleans(), long=st.sampled_from([False, False, True]))
+    def begin(self, tephra, long):
+        snapshot = self.at.begin(tephra=tephra, long=long)
         assert snapshot.transaction_id > max(self.known, default=0), "no pointer is issued twice, or out of order"
-        self.known[snapshot.transaction_id] = Known(snapshot, tephra)
+        self.known[snapshot.transaction_id] = Known(snapshot, tephra, long)
 
     @rule(pick=PICK)
     def publish(self, pick):
@@ -72,21 +76,33 @@ class LostBeginsMachine(RuleBasedStateMachine):
         self.at.publish(pointer)
         known.is_durable = True
 
-    @rule(pick=PICK, keys=KEYS)
-    def prepare_and_commit_later(self, pick, keys):
+    @rule(pick=PICK)
+    def roll_back(self, pick):
+        """Make the commit of a topic whose client rolls back a pointer; the topic does not know what a load lost."""
+        known = self._pick(pick)
+        if known is not None and self.at.standing(known.snapshot.transaction_id) in ("in_progress", "invalid"):
+            self.at.publish(known.snapshot.transaction_id)
+
+    @rule(pick=PICK, keys=KEYS, thrift=st.booleans())
+    def prepare_and_commit_later(self, pick, keys, thrift):
         known = self._pick(pick)
         if known is None:
             return
         id_ = known.snapshot.transaction_id
-        if not isinstance(self._ask(asks.Prepare(id_, keys, tephra=known.tephra)), PlainsongError):
+        if not isinstance(self._ask(asks.Prepare(id_, keys, tephra=thrift)), PlainsongError):
             known.keys = frozenset(keys)
+            known.may_lack_changes = False
 
     @rule(pick=PICK)
     def commit(self, pick):
         known = self._pick(pick)
         if known is None:
             return
-        answer = self._ask(asks.Commit(known.snapshot.transaction_id, known.tephra))
+        answer = self._ask(asks.Commit(known.snapshot.transaction_id))
+        if isinstance(answer, ChangeConflict) and answer.key is None and answer.client_id is None:
+            assert known.may_lack_changes, "no commit is refused without a reason"
+            assert known.tephra
+            assert not known.long
         if not isinstance(answer, PlainsongError):
             assert known.state in ("in_progress", "committed")
             known.state = "committed"
@@ -99,7 +115,7 @@ class LostBeginsMachine(RuleBasedStateMachine):
         answer = self._ask(asks.Abort(known.snapshot.transaction_id))
         if not isinstance(answer, PlainsongError):
             assert known.state in ("in_progress", "aborted")
-            assert answer.state == "aborted"
+            assert answer.state == ("invalid" if known.long else "aborted")
             known.state = "aborted"
 
     @rule(seconds=st.sampled_from([0.001, 0.5, 1, 4]))
@@ -125,6 +141,8 @@ class LostBeginsMachine(RuleBasedStateMachine):
     def crash(self):
         self.at.load()
         self.crashes += 1
+        for known in self.known.values():
+            known.may_lack_changes = True
 
     @rule()
     def stop(self):
@@ -146,14 +164,15 @@ class LostBeginsMachine(RuleBasedStateMachine):
         ledger = self.at.ledger
         view = View(ledger.head.read_pointer, frozenset(ledger.in_progress), frozenset(ledger.invalid))
         for id_, known in self.known.items():
-            if known.tephra and known.state == "in_progress":
+            if (known.tephra and known.state == "in_progress") or (known.long and known.state == "aborted"):
                 assert view.verdict(id_) is not Verdict.DELIVER
             if known.state == "committed":
                 assert view.verdict(id_) is Verdict.DELIVER
 
     @invariant()
     def no_conflict_is_missed(self):
-        committed = [known for known in self.known.values() if known.state == "committed" and known.tephra]
+        # As in Tephra, long ones are checked only against the change sets that short ones need.
+        committed = [known for known in self.known.values() if known.state == "committed" and not known.long]
         for one in committed:
             for other in committed:
                 if one.keys & other.keys and one.snapshot.transaction_id < other.snapshot.transaction_id:
@@ -161,7 +180,8 @@ class LostBeginsMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_crash_makes_few_pointers_invalid(self):
-        assert len(self.at.invalid()) <= self.crashes * TEPHRA_POINTERS
+        aborted = sum(known.long and known.state == "aborted" for known in self.known.values())
+        assert len(self.at.invalid()) <= self.crashes * TEPHRA_POINTERS + aborted
 
 
 TestLostBeginsMachine = LostBeginsMachine.TestCase

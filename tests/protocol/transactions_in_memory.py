@@ -96,8 +96,8 @@ class TransactionsInMemory:
     def prepare(self, transaction_id, *keys, tephra=False):
         return self.ask(asks.Prepare(transaction_id, keys, tephra=tephra))
 
-    def commit(self, transaction_id, *, tephra=False):
-        return self.ask(asks.Commit(transaction_id, tephra)).state
+    def commit(self, transaction_id):
+        return self.ask(asks.Commit(transaction_id)).state
 
     def abort(self, transaction_id):
         """Abort a transaction without rows."""

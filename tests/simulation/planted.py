@@ -271,14 +271,14 @@ MISTAKES = (
         "a begin of Tephra's clients waits for a commit though its pointer is not reserved for them",
         "transactions are whole",
         LEDGER,
-        "(self._tephra_last if tephra else self.head.reserved)",
+        "(self._tephra_last if record.tephra else self.head.reserved)",
         "self.head.reserved",
     ),
     Mistake(
         "a commit whose change set a crash has lost is not checked",
         "transactions are whole",
         DECISIONS,
-        "    if ask.tephra and record.may_lack_changes:\n",
+        "    if record.may_lack_changes:\n",
         "    if False:\n",
     ),
     Mistake(

@@ -71,7 +71,8 @@ class Checkpoint(Ask[Begun]):
 class Prepare(Ask[None]):
     """Check a change set for conflicts, and keep it until the commit; replaces an earlier one.
 
-    ``tephra``: True for Tephra's clients: a crash before the commit may lose the change set.
+    ``tephra``: True for Tephra's clients: a crash before the commit may lose the change set of a short transaction that
+    such a client began.
 
     Raises:
       ChangeConflict: with a transaction committed since it began.
@@ -104,16 +105,13 @@ class CloseFirst:
 class Commit(Ask["Decision | CloseFirst"]):
     """Commit; no write under its pointers may be under way. A repeated one has the same answer while it is remembered.
 
-    ``tephra``: True for Tephra's clients, which always prepare first: refused if the change set may have been lost.
-
     Raises:
-      ChangeConflict: the transaction stays in progress, to be prepared again or aborted.
+      ChangeConflict: also if a crash may have lost its change set; the transaction stays in progress, to be prepared again or aborted.
       TransactionNotFound: unknown, or forgotten.
       TransactionNotInProgress: aborted, invalid, or timed out.
     """
 
     transaction_id: int
-    tephra: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.masking import holds_credential
 from plainsong.protocol.transactions.asks import Begun, ChangeConflict, CloseFirst, Decision, RollFirst
-from plainsong.protocol.transactions.ledger_rows import CHANGES, ChangeSet, Record
+from plainsong.protocol.transactions.ledger_rows import CHANGES, LOST_CLIENT, ChangeSet, Record
 from plainsong.protocol.transactions.transaction import NO_TRANSACTION, Transaction, TransactionType
 from plainsong.protocol.transactions.view import Change
 
@@ -54,12 +54,13 @@ def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Beg
         expires_ms=now.wall_ms + timeout_ms,
         bound=in_progress[0] - 1 if in_progress else min(pointer - 1, read_pointer),
         read_pointer=read_pointer,
+        tephra=ask.tephra,
         owner=ask.owner,
         deadline_s=now.mono_s + timeout_ms / 1000,
     )
     ledger.begin(record)
     step.changes.append(Change(opened=record.pointers))
-    if not ledger.defer(record, now, tephra=ask.tephra):
+    if not ledger.defer(record, now):
         step.write_record(record)
     return Begun(
         Transaction(read_pointer, pointer, pointer, invalids, in_progress, first_short, ask.type),
@@ -148,6 +149,11 @@ def _check_open(record: Record) -> None:
 
 def not_in_progress(record: Record) -> TransactionNotInProgress:
     """Return the error that names the current state of a transaction."""
+    if record.state == "invalid" and record.client_id == LOST_CLIENT:
+        return TransactionNotInProgress(
+            f"transaction {record.transaction_id} is invalid",
+            hint="a crash of the service has lost its begin, if there was one; abort it, and begin a new transaction",
+        )
     if record.state == "invalid":
         return TransactionNotInProgress(
             f"transaction {record.transaction_id} is invalid",
@@ -279,18 +285,17 @@ def prepare(ledger: Ledger, step: ManagerStep, ask: Prepare, now: ManagerNow) ->
     keys = frozenset(ask.changes)
     _check_size(ledger, keys)
     _check_conflict(ledger, step, record, keys)
-    record.may_lack_changes = False
     earlier = ledger.prepared.get(record.transaction_id)
-    if keys or earlier is not None:
+    if keys or earlier is not None or record.may_lack_changes:
+        may_wait = ask.tephra and ledger.defers_begins and ledger.is_ahead and record.may_lose_changes
         # An earlier set in a row must not be what a crash leaves.
-        # Long transactions may be committed without a change set, so the loss of one would not be noticed.
-        may_defer = ask.tephra and ledger.defers_begins and record.type is TransactionType.SHORT
-        is_written = not may_defer or (earlier is not None and earlier.is_written)
+        is_written = not may_wait or (earlier is not None and earlier.is_written)
         changes = ChangeSet(record.transaction_id, record.client_id, keys, is_written=is_written)
         _check_room(ledger, changes)
         ledger.prepared.put(changes)
         if is_written:
             step.write_changes(changes)
+    record.may_lack_changes = False
     if record.must_prepare:
         record.must_prepare = False
         step.write_record(record)
@@ -309,7 +314,7 @@ def commit(ledger: Ledger, step: ManagerStep, ask: Commit, now: ManagerNow) -> D
         raise TransactionConflict(
             f"transaction {record.transaction_id} conflicted before", hint="prepare it again, or abort it"
         )
-    if ask.tephra and record.may_lack_changes:
+    if record.may_lack_changes:
         raise ChangeConflict(record.transaction_id, None)
     changes = ledger.prepared.get(record.transaction_id)
     if changes is not None:
@@ -440,7 +445,7 @@ def _drop_prepared(ledger: Ledger, step: ManagerStep, record: Record) -> None:
 
 def _keep_changes(ledger: Ledger, step: ManagerStep, changes: ChangeSet) -> None:
     """Keep a committed change set if an open short transaction may conflict with it."""
-    if ledger.shorts:
+    if ledger.shorts and changes.keys:
         changes = ChangeSet(changes.transaction_id, changes.client_id, changes.keys, ledger.head.last + 1)
         step.write_changes(changes)
         ledger.committed.add(changes)

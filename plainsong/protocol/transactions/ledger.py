@@ -87,8 +87,10 @@ class TransactionSettings:
 # few that follow the last one in the head, and a load puts each of these without a row on the invalid list. If none of
 # them is free and recent, the begin's row is written at once.
 #
-# The change sets of these clients are written with their commits. A crash may lose them, so a commit of such a client is
-# refused if its transaction was open at the last load, and has not been prepared since, or before in a row.
+# The change sets of the short transactions of these clients are written with their commits. A crash may lose them, so a
+# commit is refused if such a client began the transaction before the last crash, and it has no change set, not even an
+# empty one. A head with reserved pointers says that the service has not been stopped since, so it must be on the disk
+# before a change set waits.
 
 #: How far ahead of the clock pointers are reserved by each commit of the service.
 RESERVED_MS = 1_000
@@ -135,6 +137,8 @@ class Ledger:
         self.last_pass: LastPass | None = None
         self.defers_begins = False
         """True if begins are answered before their rows are written."""
+        self.is_ahead = False
+        """True if the stored head says that rows which were due may be missing, until the service is stopped."""
         self.unwritten: dict[int, Record] = {}
         """Transactions whose begins are not durable yet, by id, oldest first; commits of topics may include them."""
         self.lost: list[Record] = []
@@ -203,11 +207,13 @@ class Ledger:
             self._deadlines = [(each.deadline_s, each.transaction_id) for each in self.open.values()]
             heapify(self._deadlines)
 
-    def defer(self, record: Record, now: ManagerNow, *, tephra: bool) -> bool:
+    def defer(self, record: Record, now: ManagerNow) -> bool:
         """Defer the row of a new transaction to a later commit; return False if it must be written now."""
-        if tephra and record.type is TransactionType.LONG:
+        if record.tephra and record.type is TransactionType.LONG:
             return False  # an abort must leave it on the invalid list, so its type must not be lost
-        if not self.defers_begins or record.transaction_id > (self._tephra_last if tephra else self.head.reserved):
+        if not self.defers_begins or record.transaction_id > (
+            self._tephra_last if record.tephra else self.head.reserved
+        ):
             return False
         record.is_written = False
         self.unwritten[record.transaction_id] = record
@@ -217,11 +223,12 @@ class Ledger:
 
     def reserve(self, now_ms: int) -> None:
         """Reserve pointers, before the head is written."""
+        self.is_ahead = self.defers_begins
         if not self.defers_begins:
             return
         head = self.head
         head.tephra = 0
-        if now_ms - self._tephra_ms <= RESERVED_MS and len(self.invalid) < MANY_INVALID:
+        if 0 <= now_ms - self._tephra_ms <= RESERVED_MS and len(self.invalid) < MANY_INVALID:
             head.last = max(head.last, max(now_ms, head.decided_ms) * POINTERS_PER_MS)
             head.tephra = min(LEAST_TEPHRA_POINTERS + 2 * len(self.open), TEPHRA_POINTERS)
         self._tephra_last = head.last + head.tephra

@@ -3,7 +3,7 @@
 A transaction has one row, from its begin until its outcome is forgotten:
 
     transaction row   y type  n client  u owner  s started  e expires  b visibility bound  r read pointer  c checkpoints
-                      p a commit or prepare conflicted: prepare first   a being aborted
+                      p a commit or prepare conflicted: prepare first   a being aborted   h begun over Thrift
                       o outcome  d when (ms)  w last pointer issued before  l pointers on the invalid list
 
 A decision rewrites only this row, so it is durable or not, whichever other rows of the commit reached the disk.
@@ -60,6 +60,8 @@ class Record:
     """The last pointer issued before the decision."""
     listed: tuple[int, ...] = ()
     """Its pointers on the invalid list."""
+    tephra: bool = False
+    """True if a client of Tephra's began it."""
     owner: str | None = None
     """The name that began it; None for Tephra's clients, those of version 0.1, and without authentication."""
     deadline_s: float = field(default=0.0, repr=False)
@@ -77,6 +79,11 @@ class Record:
 
     def __post_init__(self) -> None:
         self.pointers = self.pointers or (self.transaction_id,)
+
+    @property
+    def may_lose_changes(self) -> bool:
+        """True if a crash may lose its change set: a commit is refused then. A long one is committed without any."""
+        return self.tephra and self.type is TransactionType.SHORT
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
@@ -100,6 +107,8 @@ class Record:
             record["p"] = True
         if self.aborting:
             record["a"] = True
+        if self.tephra:
+            record["h"] = True
         if self.state != "in_progress":
             record |= {"o": _STATES.index(self.state), "d": self.decided_ms, "w": self.decided_at}
         if self.listed:
@@ -135,6 +144,7 @@ def _decoded(transaction_id: int, record: dict[str, Any]) -> Record:
         pointers=(transaction_id, *map(number, record.get("c", ()))),
         must_prepare=record.get("p", False) is True,
         aborting=record.get("a", False) is True,
+        tephra=record.get("h", False) is True,
         state=_STATES[number(record.get("o", 0))],
         decided_ms=number(record.get("d", 0)),
         decided_at=number(record.get("w", 0)),
@@ -160,6 +170,7 @@ def number(value: object) -> int:
 #                                  t later decisions have no time before this one (ms)
 #                                  n pointers up to this one may have been issued
 #                                  k that many pointers after l are invalid if they have no row
+#                                  c change sets of transactions up to this pointer may be lost
 #                                  o the earliest moment as of which reads are possible (ms)
 #     00 'x' 't' id     a transaction                  see above
 #     00 'x' 's' id     a change set                   k keys  n client  c commit pointer (once committed)
@@ -240,6 +251,13 @@ class Head:
     """Pointers up to this one may have been issued since this row was written; 0 if none beyond ``last``."""
     tephra: int = 0
     """Number of pointers after ``last`` that Tephra's clients may have got since this row was written."""
+    lacking: int = 0
+    """Change sets of transactions of Tephra's clients up to this pointer may have been lost in a crash."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """True, in a stored head, if the service has not been stopped since: rows that were due may be missing."""
+        return self.reserved > self.last
 
     @property
     def service(self) -> int:
@@ -249,14 +267,14 @@ class Head:
     def encode(self) -> bytes:
         numbers = {"l": self.last, "r": self.read_pointer, "f": self.first, "g": self.forgotten, "u": self.unchecked}
         numbers |= {"i": self.restored, "t": self.decided_ms, "o": self.oldest_ms, "n": self.reserved}
-        numbers["k"] = self.tephra
+        numbers |= {"k": self.tephra, "c": self.lacking}
         return pack_record({key: each for key, each in numbers.items() if each})
 
     @classmethod
     def decode(cls, value: bytes) -> Head:
         record = unpack_record(value, "head")
         try:
-            return cls(*(number(record.get(key, 0)) for key in "lrfguitonk"))
+            return cls(*(number(record.get(key, 0)) for key in "lrfguitonkc"))
         except (TypeError, ValueError) as error:
             raise DamagedRow(f"the transaction service's head has a missing or invalid field: {error!r}") from error
 

@@ -58,7 +58,7 @@ from plainsong.protocol.transactions.outcomes import (
     look_at,
     unlist,
 )
-from plainsong.protocol.transactions.transaction import POINTERS_PER_MS, TransactionType
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 from plainsong.protocol.transactions.view import Visible
 
 if TYPE_CHECKING:
@@ -140,14 +140,14 @@ class ManagerCore:
         """Return the operations for rows that are not written yet, and for releasing reserved pointers."""
         step = ManagerStep()
         ledger, head = self.ledger, self.ledger.head
-        records = [*ledger.take_lost(), *ledger.take_unwritten()]
-        changes = [each for each in ledger.prepared.values() if not each.is_written]
-        if records or changes or head.reserved > head.last:
-            head.reserved = head.tephra = 0
-            step.write_head()
-        for each in changes:
-            step.write_changes(each)
-        for record in records:
+        if not ledger.is_ahead:
+            return []
+        head.reserved = head.tephra = 0
+        step.write_head()
+        for changes in ledger.prepared.values():
+            if not changes.is_written:
+                step.write_changes(changes)
+        for record in (*ledger.take_lost(), *ledger.take_unwritten()):
             step.write_record(record)
         return self.operations(step)
 
@@ -332,11 +332,14 @@ class LedgerLoader:
         ledger = Ledger(settings)
         ledger.defers_begins = defers_begins
         ledger.head, ledger.last_pass = self.head, self.last_pass
+        ledger.is_ahead = self.head.is_ahead
         known = [pointer for record in self.records.values() for pointer in (*record.pointers, record.decided_at)]
         last = max(ledger.head.last, ledger.head.reserved, *known)
         ledger.lost = lost_begins(ledger.head, self.records, last)
         self.records |= {lost.transaction_id: lost for lost in ledger.lost}
         ledger.head.last, ledger.head.tephra = last, 0
+        if ledger.is_ahead:
+            ledger.head.lacking = last
         if not ledger.head.last:
             ledger.head.last = ledger.head.read_pointer = now.wall_ms * POINTERS_PER_MS
         self._order_decisions(ledger)
@@ -345,7 +348,7 @@ class LedgerLoader:
             if record.state == "in_progress":
                 left_ms = min(max(0, record.expires_ms - now.wall_ms), record.expires_ms - record.started_ms)
                 record.deadline_s = now.mono_s + left_ms / 1000
-                record.may_lack_changes = defers_begins and record.type is TransactionType.SHORT
+                record.may_lack_changes = record.may_lose_changes and record.transaction_id <= ledger.head.lacking
                 ledger.begin(record)
             elif record.listed:
                 ledger.list_invalid(record)
