@@ -271,8 +271,8 @@ MISTAKES = (
         "a begin of Tephra's clients waits for a commit though its pointer is not reserved for them",
         "transactions are whole",
         LEDGER,
-        "(self._tephra_last if record.tephra else self.head.reserved)",
-        "self.head.reserved",
+        "        reserved = self._tephra_last if record.tephra else self.head.reserved\n",
+        "        reserved = self.head.reserved\n",
     ),
     Mistake(
         "a commit whose change set a crash has lost is not checked",

@@ -3,6 +3,9 @@
 The judge has only what the clients were answered. The other store shows a transaction what Tephra's rule shows: every
 pointer up to the read pointer that is on neither list. So nothing may be shown that was not committed, and of two
 committed transactions with a common key, the later one must have seen the earlier one.
+
+Writers also publish here under their pointers, which the judge of the messages checks, commit without canCommit, run long
+transactions, and roll back.
 """
 
 from __future__ import annotations
@@ -18,7 +21,11 @@ import trio
 from broker.thrift import TephraMethods
 from plainsong.protocol.tephra.rpc import ApplicationError, TephraError, decode_reply, encode_call
 from plainsong.protocol.transactions.view import Verdict, View
-from tests.cluster.voices import Doubt, NotSent
+from tests.cluster.history.records import Transaction as Noted
+from tests.cluster.history.records import Write
+from tests.cluster.voices import Doubt, NotSent, Refused, Voice
+from tests.cluster.writers import payloads_of, publish
+from tests.daemon.talk import topic_path
 from tests.simulation.clocks import time_now
 
 if TYPE_CHECKING:
@@ -113,6 +120,57 @@ async def _transaction(stage: SimulatedStage, name: str, rng: Random) -> None:
         else:
             begun.is_committed = True
             return
+
+
+async def writer(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
+    """Publish under pointers of transactions over Thrift, and commit, abort or only roll them back, until the end."""
+    async with stage.voice(seed) as voice:
+        for number in count(1):
+            if stage.over:
+                return
+            with suppress(NotSent, Doubt, Refused, TephraError, ApplicationError):
+                await _write(voice, stage, f"{name}-{number}")
+            await stage.rest(voice.rng.choice((0.0, 0.02, pause_s)))
+
+
+async def _write(voice: Voice, stage: SimulatedStage, name: str) -> None:
+    rng, topic, began_s = voice.rng, voice.rng.choice(stage.topics), trio.current_time()
+    start = rng.choice(("startShortClientId", "startShortClientId", "startLongClientId"))
+    snapshot: Transaction = await _call(stage, start, name)
+    begun = Begun(snapshot)
+    stage.tephra.begun.append(begun)
+    await time_now().sleep(rng.choice((0.0, 0.02, 0.2)))
+    if rng.random() < 0.3:
+        # Its publish did not arrive. Left so, it must stay hidden whatever crashes.
+        stage.idle.append(snapshot.transaction_id)
+        await _roll_back(voice, topic, snapshot)
+        return
+    begun.ends.add("aborted")  # if it is left here, it is aborted at the end
+    noted = Noted(snapshot.transaction_id, began_s, trio.current_time(), {snapshot.write_pointer})
+    stage.history.transactions.append(noted)
+    write = Write(topic, payloads_of(name, voice), trio.current_time(), noted)
+    stage.history.writes.append(write)
+    await publish(voice, write, snapshot.write_pointer)
+    if rng.random() < 0.3:
+        await _roll_back(voice, topic, snapshot)
+        await _call(stage, "abortTx", snapshot)
+        noted.undone_s = min(noted.undone_s, trio.current_time())
+        return
+    if rng.random() < 0.5:
+        keys = frozenset(rng.sample(KEYS, rng.choice((0, 1, 2))))
+        await _call(stage, "canCommitOrThrow", snapshot.transaction_id, sorted(keys))
+        if start.startswith("startShort"):  # as in Tephra, conflicts with long ones may be missed
+            begun.keys = keys
+    await time_now().sleep(rng.choice((0.0, 0.02, 0.2)))
+    begun.ends.add("committed")
+    noted.asked_s = min(noted.asked_s, trio.current_time())
+    await _call(stage, "commitOrThrow", snapshot.transaction_id, snapshot.write_pointer)
+    begun.is_committed = True
+    noted.committed_s = min(noted.committed_s, trio.current_time())
+
+
+async def _roll_back(voice: Voice, topic: str, snapshot: Transaction) -> None:
+    await voice.tell("POST", topic_path(topic, "/rollback"), {"transactionWritePointer": snapshot.write_pointer})
 
 
 async def _call(stage: SimulatedStage, method: str, *args: Any) -> Any:

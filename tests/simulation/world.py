@@ -428,6 +428,7 @@ NAMED: dict[str, Callable[..., Awaitable[None]]] = {
     "hasty": workloads.hasty_writer,
     "idle": workloads.idle_writer,
     "tephra": tephra.client,
+    "tephra writer": tephra.writer,
     "jobs": jobs.run,
 }
 EVERYWHERE = ["kill", "kill", "power", "jump", "drift", "astray", "failing", "failing", "slow", "part"]
@@ -495,6 +496,8 @@ def plan_of(seed: int) -> Plan:
         # Served over Thrift, the invalid list is never pruned, as other stores may rely on it.
         knobs = (*plan.knobs, ("transactions__thrift", "127.0.0.1:15165"))
         plan = replace(plan, clients=(*plan.clients, "tephra", "tephra"), knobs=knobs, faults=[*plan.faults, "power"])
+        if rng.random() < 0.5:
+            plan = replace(plan, clients=(*plan.clients, "tephra writer"))
     return plan
 
 

@@ -211,9 +211,8 @@ class Ledger:
         """Defer the row of a new transaction to a later commit; return False if it must be written now."""
         if record.tephra and record.type is TransactionType.LONG:
             return False  # an abort must leave it on the invalid list, so its type must not be lost
-        if not self.defers_begins or record.transaction_id > (
-            self._tephra_last if record.tephra else self.head.reserved
-        ):
+        reserved = self._tephra_last if record.tephra else self.head.reserved
+        if not self.defers_begins or record.transaction_id > reserved:
             return False
         record.is_written = False
         self.unwritten[record.transaction_id] = record
