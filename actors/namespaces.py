@@ -1,4 +1,4 @@
-"""Properties of namespaces: read at the start, durable before they take effect, shared by all topics.
+"""Properties of namespaces: read at startup, durable before they take effect, shared by all topics.
 
     enabled    producers are remembered      disabled    they are not      inherit    the service's default
 

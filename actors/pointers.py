@@ -1,6 +1,6 @@
-"""Undecided write pointers: the topics that have rows of each, the readers that wait for them, and enlistments.
+"""Undecided write pointers: which topics have rows of each, which readers wait for it, and enlistments.
 
-All topic actors and the transaction service share the index, on one event loop. At the start it is built from the
+All topic actors and the transaction service share the index, on one event loop. At startup it is built from the
 pointer rows of the metadata table: a topic writes such a row in the commit that first uses a pointer, so the index is
 complete. If a crash of the store may leave a commit without that row, the topics are loaded too, which finds such
 pointers.
@@ -189,7 +189,7 @@ class PointerIndex:
     # --- polls that an undecided pointer blocks ---------------------------------------------------
 
     def wake(self, what: int | TopicName) -> None:
-        """Wake the polls that wait for this pointer, or in this topic.
+        """Wake the polls that wait for a pointer, or the polls of a topic that wait for any pointer.
 
         Call it when a pointer is decided, invalid or rolled back, and when a topic is changed, deleted, created or
         restored, loses rows, or is closed here.
@@ -212,11 +212,11 @@ class PointerIndex:
                 event.set()
 
     async def wait(self, pointer: int, since: int | None = None, name: TopicName | None = None) -> None:
-        """Wait until ``pointer`` is woken; the caller must check again, as it may still be undecided.
+        """Wait for the next ``wake(pointer)``; the caller must check again, as the pointer may still be undecided.
 
         Args:
           since: the ``mark`` from before the caller read the pointer's state, so that no later wake-up is missed.
-          name: the topic that the caller reads; its wake-ups end the wait too.
+          name: the topic that the caller reads; ``wake(name)`` ends the wait too.
         Raises:
           Overloaded: too many polls wait already.
         """
@@ -242,11 +242,11 @@ class PointerIndex:
                     del self._waiting[each]
 
     def waiting(self, what: int | TopicName) -> int:
-        """Return the number of polls of this instance that wait for a pointer, or in a topic."""
+        """Return the number of polls of this instance that wait for a pointer, or for any pointer in a topic."""
         return len(self._waiting.get(what, ()))
 
     def close(self) -> None:
-        """Wake all polls, now and in the future, for the shutdown."""
+        """Wake all polls, and let later ones no longer wait; for the shutdown."""
         self._closed = True
         self.wake_all()
 
@@ -346,7 +346,7 @@ class ClusterPointerLocations:
 
 #: Maximum number of pointers that a topic is enlisted for; beyond it, the least recently used are dropped.
 MAX_ENLISTMENTS = 65_536
-#: Attempts at a request when its pointer is closed again between its enlistment and its turn.
+#: Attempts at a request whose pointer is closed again after its enlistment, before the topic handles the request.
 ENLIST_ATTEMPTS = 5
 
 
@@ -437,7 +437,7 @@ class Enlistments:
             await term.enlist(pointer, name, self._ask)
 
     async def enlisted(self, name: TopicName, pointer: int, ask: Callable[[], Awaitable[A]]) -> A:
-        """Enlist the topic for the pointer, and return its answer to ``ask``. Raises as ``enlist`` and ``ask`` do."""
+        """Enlist the topic for the pointer, and return the result of ``ask``. Raises what either of them raises."""
         for _ in range(ENLIST_ATTEMPTS - 1):
             await self.enlist(name, pointer)
             try:

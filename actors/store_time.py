@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Differences up to this are normal between two clocks, and not reported.
 SLACK_MS = 60_000
-#: Topics whose times are read at the start; a sample of this size is enough to find the newest time.
+#: Topics whose times are read at startup; a sample of this size is enough to find the newest time.
 MAX_TOPICS = 10_000
 #: The same, for a store with a round trip for each read.
 MAX_TOPICS_SHARED = 500

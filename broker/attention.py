@@ -139,7 +139,7 @@ class Attention:
                     yield Finding("expired-unread", "warning", subject, text, link=_page(name), topic=str(name))
 
     def _held(self, name: TopicName, state: TopicState, now_ms: int) -> Finding | None:
-        """Report the transaction that has held committed readers for long."""
+        """Report the transaction that has held committed readers for a long time."""
         for pending in state.pending.values():
             if pending.pointer <= 0 or not pending.runs or pending.decided or self._is_over(pending.pointer):
                 continue

@@ -31,7 +31,11 @@ async def serve(
     *,
     task_status: trio.TaskStatus[list[str]],
 ) -> None:
-    """Serve HTTP, and other instances, until ``stop`` is set; started once it accepts connections. Raises OSError."""
+    """Serve HTTP and links from other instances until ``stop`` is set. Raises OSError.
+
+    Args:
+      task_status: started with the addresses, once connections are accepted.
+    """
     config = daemon.config
     peers = None if daemon.cluster is None else daemon.cluster.peer_handler()
     if config.http.processes > 1:

@@ -87,12 +87,12 @@ class StandbyRoutes:
         return self.refusal()
 
     async def show_metrics(self, request: Request) -> Answer:
-        """Answer with the metrics of a standby."""
+        """Return the metrics of a standby."""
         body, content_type = self.metrics.render(request.headers.get("accept", ""))
         return Answer(200, body, content_type, [VARY_ACCEPT])
 
     async def show(self, request: Request) -> Answer:
-        """Answer with the current state."""
+        """Return the current state."""
         request.parameters()
         status = self.standby.status
         shown = NO_COPY | {

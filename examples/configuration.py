@@ -65,7 +65,7 @@ def forget(database: sqlite3.Connection, sent: int) -> None:
 
 
 def be_program(client: Client, path: Path, name: str, ready: threading.Event | None = None) -> None:
-    """Run a program: print its configuration at the start, then every change, until one says stop."""
+    """Run a program: print its configuration at startup, then every change, until one says stop."""
     with closing(open_database(path)) as database:
         rows = database.execute("SELECT key, value, revision FROM configuration WHERE program = ?", (name,)).fetchall()
     configuration = {key: value for key, value, _ in rows}

@@ -36,7 +36,7 @@ def edit(client: Client, entity: str, changes: list[str]) -> None:
 
 
 def index(database: sqlite3.Connection, client: Client, *, follow: bool) -> None:
-    """Apply changes page by page; entities, their words and the position are one commit."""
+    """Apply changes page by page; the entities, their words and the position are committed together."""
     [position] = database.execute("SELECT id FROM position").fetchone() or ["oldest"]
     while (page := client.poll(TOPIC, position, wait_ms=30_000 if follow else 0, serializer=JSON)) or follow:
         if not page:
@@ -68,7 +68,7 @@ def apply(database: sqlite3.Connection, entity: str, change: str) -> None:
 
 
 def search(database: sqlite3.Connection, words: str) -> None:
-    """Print the entities with these words (or a query in the language of FTS5), the best first."""
+    """Print the entities that contain these words (or match a query in FTS5's syntax), best match first."""
     found = database.execute(
         "SELECT entity, metadata, changes FROM words JOIN entities ON number = words.rowid WHERE text MATCH ? ORDER BY rank",
         (words,),

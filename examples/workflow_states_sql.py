@@ -1,7 +1,7 @@
 """The workflow of workflow_states.py with its rows in PostgreSQL, through a ready-made participant (use case 4).
 
 ``SqlParticipant`` adds a SQLAlchemy session to the transaction: its rows are prepared before the daemon decides, and
-committed if it decides to commit. At the start, ``recover`` commits or rolls back the prepared rows of a killed
+committed if it decides to commit. At startup, ``recover`` commits or rolls back the prepared rows of a killed
 program, as the daemon decided.
 
 It needs plainsong-client[sql], and a server whose max_prepared_transactions is not 0 (see docs/sql.md):

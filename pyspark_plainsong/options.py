@@ -41,7 +41,7 @@ ELSEWHERE = {
     "fetchoffset.numretries": "numRetries",
     "fetchoffset.retryintervalms": "retryIntervalMs",
 }
-#: Units of lengths of time, as Spark's own options have them.
+#: Units of durations, as in Spark's own options.
 UNITS_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 #: Accepted spellings of booleans.
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
@@ -157,7 +157,7 @@ class OptionText:
         return value.lower()
 
     def length_ms(self, name: str, default: int) -> int:
-        """Return a length of time in milliseconds, from a number or from one with a unit. Raises BadOption."""
+        """Return a duration in milliseconds, given as a number with or without a unit. Raises BadOption."""
         value = self.text(name)
         if value is None:
             return default
@@ -169,7 +169,8 @@ class OptionText:
     def time_ms(self, name: str, rounded: Callable[[float], int] = math.ceil) -> int | None:
         """Return milliseconds since 1970, from a number or from ISO 8601, which is in UTC by default.
 
-        Rounded up by default: a bound is the first message that is not before this time, and ids have milliseconds.
+        By default the time is rounded up: the bound is the first message at or after it, and the times in ids are whole
+        milliseconds.
         """
         value = self.text(name)
         if value is None:
@@ -418,7 +419,7 @@ class ReadOptions:
 
     @classmethod
     def check(cls, given: Mapping[str, str]) -> None:
-        """Check options that can only be those of a read, since no write has some of them. Raises BadOption."""
+        """Check the options if some belong only to reads and none only to writes. Raises BadOption."""
         names = {name.lower() for name in given}
         if names & _lower(_READ, _BATCH_READ, _STREAM_READ) and not names & _lower(_WRITE, _BATCH_WRITE):
             cls.of_either(given)
@@ -442,7 +443,7 @@ def _lower(*names: tuple[str, ...]) -> frozenset[str]:
 
 
 def _least(options: OptionText, max_offsets: int | None) -> tuple[int | None, int]:
-    """Return the least number of messages of a micro-batch, and how long to wait for it."""
+    """Return the minimum number of messages in a micro-batch, and how long to wait for them."""
     min_offsets = options.number("minOffsetsPerTrigger")
     if min_offsets is None and "maxTriggerDelay" in options:
         raise BadOption("option maxTriggerDelay needs minOffsetsPerTrigger: nothing else delays a micro-batch")
@@ -469,7 +470,7 @@ class WriteOptions:
     sequence_id: int | None
     """Batches only: with ``producer_name`` it makes the save idempotent."""
     transaction_write_pointer: int | None
-    """The outer transaction's, which commits or aborts the rows."""
+    """The write pointer of an outer transaction, which commits or aborts the rows."""
     store_batch_size: int
     """Messages per store request."""
     ordered: bool
@@ -527,7 +528,7 @@ def _url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise BadOption(f"option url has {url!r}; expected http://host:port")
     try:
-        parts.port  # noqa: B018  read to be judged
+        parts.port  # noqa: B018  reading it raises ValueError if it is invalid
     except ValueError as error:
         raise BadOption(f"option url has {url!r}: {error}") from None
     if parts.username is not None or parts.password is not None:

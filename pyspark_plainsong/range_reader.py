@@ -5,8 +5,8 @@ A body of frames is heads, payloads and tails that follow each other without a g
     head   id:20  [pointer:i64]  size:u32        tail   [size:u32  attributes]
 
 With their bounds, the body itself is an Arrow array of binary values: every column but the attributes is sliced out of
-it without a loop over messages. If all messages have one length, the bounds are computed; otherwise a loop follows the
-length fields.
+it without a loop over messages. If all messages have the same length, the bounds are computed; otherwise a loop follows
+the length fields.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RangeReader:
             self._calls.close()  # the next task has a reader of its own
 
     def _pages(self, part: TopicRange, batches: FrameBatches) -> Iterator[bytes]:
-        """The pages of the range. The daemon's bounds may end a page early."""
+        """Yield the pages of the range. The daemon's limits may cut a page short."""
         at = part.start
         deadline_s = None
         while at < part.end:
@@ -167,8 +167,9 @@ class FrameBatches:
         self.schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         self._constants = {"namespace": namespace, "topic": topic}
         names = set(self.schema.names)
-        #: True if the schema needs frames with pointers; with attributes.
+        #: True if the schema needs frames with pointers.
         self.pointers = TRANSACTION_COLUMN in names
+        #: True if the schema needs frames with attributes.
         self.attributes = bool(names & {"routing_key", "headers"})
         self._makers: dict[str, Callable[[_Cut], pa.Array]] = {
             "namespace": lambda cut: self._constant("namespace", cut),
@@ -234,7 +235,7 @@ class FrameBatches:
 
 
 def _bounds_alike(body: bytes, count: int, head_bytes: int, tail: bytes) -> array[int] | None:
-    """Return the offsets of all parts if the messages have one length and no attributes; otherwise None."""
+    """Return the offsets of all parts if the messages have the same length and no attributes; otherwise None."""
     stop = len(body) - _END_BYTES
     if not count or stop % count:
         return None

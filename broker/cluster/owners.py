@@ -124,7 +124,7 @@ class Owners:
                 return await self._forward(name, owner, remote, waited_ms, repeatable=repeatable)
             except NoOwner as error:
                 refusal = error
-            if attempts.until_s is None:  # the owner may have been silent for long before it was lost
+            if attempts.until_s is None:  # the owner may have been silent for a long time before it was lost
                 attempts.until_s = max(begun_s + patience_s(), trio.current_time() + PATIENCE_S)
         self.metrics.no_owner_found()
         raise refusal or NoOwner()

@@ -165,7 +165,7 @@ class CopyReport:
         self._end(verb, verb, [each.source for each in compared], same=all(each.is_same for each in compared))
 
     def done_before(self, what: str = "copy", hint: str = " (--verify-only compares)") -> None:
-        """Report that it was done before and nothing was changed."""
+        """Report that an earlier run has completed this copy, and that nothing was changed."""
         self.clear()
         if self._as_json:
             echo_json({"event": "done-before"})

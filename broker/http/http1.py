@@ -408,7 +408,7 @@ class Http1:
         if data is None:
             self._made = (answer, keep, None)
         else:
-            self._request = None  # its body may be large, and the connection idle for long
+            self._request = None  # its body may be large, and the connection idle for a long time
         if not keep:
             connection.wake()
             connection.state = State.LEAVING

@@ -66,7 +66,7 @@ class SecurityFiles:
         return {what: digest[:12] for what, digest in self._digests.items()}
 
     def load(self) -> None:
-        """Read the files at the start. Raises FileUnusable."""
+        """Read the files at startup. Raises FileUnusable."""
         for what, path in self._paths.items():
             try:
                 self._put(what, _read(what, path))

@@ -105,7 +105,7 @@ class AsyncSender(Generic[W, G]):
         workers: int,
     ) -> None:
         self.lock = Lock()
-        #: True if the code that a signal handler or a finalizer has interrupted here holds the lock.
+        #: Returns True if the caller, a signal handler or a finalizer, has interrupted code that holds the lock.
         self.is_inside = held_here(self.lock)
         #: Notified when work is completed and at the close; waited for by callers that need room or an empty queue.
         self.room = Condition(self.lock)
@@ -222,7 +222,7 @@ class AsyncSender(Generic[W, G]):
         self.ready = self.ready and self._count > 0
 
     async def _next(self) -> tuple[W | None, list[G]]:
-        """Waits for work or overdue messages; neither: the worker must end. The caller holds the lock."""
+        """Waits for work or overdue messages. If it returns neither, the worker must end. The caller holds the lock."""
         queue = self._queue
         while True:
             now_s = now()
@@ -401,7 +401,7 @@ class AsyncBuffered(Generic[Q, F]):
         """Takes messages, or drops them if no thread can be started to send them. False: there is no room.
 
         Raises:
-          BufferFull, Closed, and as ``put`` of the queue: nothing happened.
+          BufferFull, Closed, and what the queue's ``put`` raises: nothing happened.
         """
         queue = self._queue or self._opened
         if self._is_inside():
@@ -544,7 +544,7 @@ class AsyncBuffered(Generic[Q, F]):
         raise NotImplementedError
 
     async def _at_exit(self) -> None:
-        """Sends what it can within ``exit_timeout_s``, and logs the rest."""
+        """Flushes for at most ``exit_timeout_s``, and logs how many messages were not sent."""
         try:
             await self.aclose(self.exit_timeout_s)
         except NotSent as error:
@@ -593,8 +593,8 @@ class AsyncPublisher(AsyncBuffered["PublisherQueue[AsyncSent]", AsyncSent]):
           message: an input of the serializer (bytes, without one), or an ``Outgoing``.
           topic: optional if the publisher has a topic.
         Raises:
-          NotEncodable, BufferFull, Closed, InvalidName, InvalidParameter: nothing happened. In best effort never
-            BufferFull.
+          NotEncodable, BufferFull, Closed, InvalidName, InvalidParameter: nothing happened. BufferFull is never raised
+            in best effort.
         """
         name, item = self._item(message, topic)
         if not self._take_now(name, item):

@@ -25,7 +25,7 @@ NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 NO_ATTRIBUTES_PACKED = b"\x00\x00\x00\x01\x80"
 _SIZE = struct.Struct(">I")
 _END_BYTES = 24
-#: Shorter bodies are walked right away: looking for equal lengths would cost more.
+#: Shorter bodies are decoded message by message: checking for equal lengths would cost more.
 _MIN_ALIKE_BYTES = 512
 _POINTER_AND_SIZE = struct.Struct(">qI")
 
@@ -57,7 +57,7 @@ def decode_frames(
 def decode_frames(
     data: bytes, make: Callable[..., Any] = Frame, *, pointers: bool = False, attributes: bool = False
 ) -> list[Any]:
-    """All messages of a whole body, in topic order.
+    """Return all messages of a complete body, in topic order.
 
     Args:
       make: called with the fields of a ``Frame``; the last two are left out where they have their defaults.
@@ -98,9 +98,9 @@ def decode_frames(
 
 
 def _messages_alike(data: bytes, tail: bytes) -> Iterable[tuple[bytes, bytes]] | None:
-    """Ids and payloads of a body whose messages all have the same length: it is sliced like a table, twice as fast.
+    """Return ids and payloads of a body whose messages all have the same length; None for any other body.
 
-    None for any other body, which the walk then decodes or refuses.
+    Such a body is sliced like a table, twice as fast as decoding it message by message.
     """
     body_size = len(data) - _END_BYTES
     if body_size < _MIN_ALIKE_BYTES:
@@ -123,7 +123,7 @@ def _messages_alike(data: bytes, tail: bytes) -> Iterable[tuple[bytes, bytes]] |
 
 
 def decode_attributes(packed: bytes) -> dict[str, str]:
-    """A msgpack map of strings."""
+    """Decode a msgpack map of strings. Raises BrokenFrames."""
     try:
         count, at = _head(packed, 0, fixed=0x80, fixed_mask=0x0F, sized={0xDE: 2, 0xDF: 4})
         found: dict[str, str] = {}

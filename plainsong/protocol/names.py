@@ -11,7 +11,7 @@ from plainsong.protocol.masking import holds_credential, masked
 
 #: The maximum number of bytes in a name: the longest path segment that is accepted everywhere.
 MAX_NAME_BYTES = 255
-#: Shorter texts that begin as a token does are names like any other.
+#: A shorter text is accepted as a name even if it begins like a token.
 _SHORTEST_TOKEN = 40
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_]{1,255}\Z")
 _TOPIC = re.compile(r"[a-zA-Z0-9_-]{1,255}\Z")
@@ -29,7 +29,7 @@ class TopicName(NamedTuple):
 
 
 def namespace_name(text: str) -> str:
-    """``text`` if it may name a namespace.
+    """Return ``text`` if it may name a namespace.
 
     Raises:
       InvalidName: it is empty, longer than 255 bytes, or has a character other than letters, digits and ``_``.
@@ -39,9 +39,9 @@ def namespace_name(text: str) -> str:
     raise InvalidName(f"namespace {_shown(text)}", hint="use 1 to 255 letters, digits and underscores")
 
 
-@lru_cache(maxsize=4096)  # every request asks for one, and clients ask for the same ones
+@lru_cache(maxsize=4096)  # every request checks a topic's name, and most requests are for the same few topics
 def topic_name(namespace: str, topic: str) -> TopicName:
-    """The address of ``topic`` in ``namespace``.
+    """Return the address of ``topic`` in ``namespace``.
 
     Raises:
       InvalidName: either part has a character that is not allowed, or a wrong length.
@@ -53,18 +53,14 @@ def topic_name(namespace: str, topic: str) -> TopicName:
 
 
 def reader_name(text: str) -> str:
-    """``text`` if it may name a reader: the same characters as a topic's name.
-
-    Raises:
-      InvalidName: as above.
-    """
+    """Return ``text`` if it may name a reader: the rules are those of a topic's name. Raises InvalidName."""
     if _TOPIC.match(text):
         return refuse_credential(text)
     raise InvalidName(f"reader {_shown(text)}", hint="use 1 to 255 letters, digits, underscores and hyphens")
 
 
 def instance_name(text: str) -> str:
-    """``text`` if it may name an instance. Raises InvalidName."""
+    """Return ``text`` if it may name an instance. Raises InvalidName."""
     if _INSTANCE.match(text):
         return text
     raise InvalidName(f"instance {text[:80]!r} is not allowed", hint="use 1 to 100 letters, digits, _, - and .")

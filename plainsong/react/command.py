@@ -161,7 +161,7 @@ def _with_last_line(why: str, last_error: bytes) -> str:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Makes the child die with this process, so that a command never runs concurrently with its own repetition.
+    """Makes the child die with this process, so that a command never runs concurrently with its own retry.
 
     On Linux only; elsewhere a command continues when this program is killed.
     """

@@ -1,4 +1,4 @@
-"""The relay's side of the tables: which messages wait, their sequence ids, and whether a daemon's answer agrees with the rows.
+"""The relay's side of the tables: messages to send, their sequence ids, and checks of a daemon's answers.
 
 Numbers are assigned in a separate transaction, which first locks the topic's row. It numbers the messages that it sees
 committed, in id order, and continues after the last assigned number. So no message is skipped, however late its
@@ -91,8 +91,8 @@ class RelayRows:
         """Marks messages as sent up to the last sequence id that the daemon has.
 
         Args:
-          before: the producer's last sequence id in the topic's previous generation, if there was one; None: the
-            daemon has forgotten it.
+          before: the producer's last sequence id in the topic's previous generation; None if there was none, or if the
+            daemon no longer stores it.
         Raises:
           OutboxInDoubt: the daemon's answer contradicts the rows, and messages are in flight.
         """
@@ -108,9 +108,10 @@ class RelayRows:
             connection.execute(update(self._topics).where(self._topics.c.topic == topic).values(change))
 
     def take(self, connection: Connection, topic: str, max_rows: int, max_bytes: int) -> list[Numbered]:
-        """Returns the next messages of a topic by number, and numbers new ones first.
+        """Returns the next messages of a topic in the order of their numbers; if there are none, numbers new ones.
 
-        At least one message, if any waits; ``max_bytes``, of payloads and attributes, bounds the rest.
+        If any message waits, at least one is returned, whatever its size. Otherwise ``max_bytes`` limits the total size
+        of payloads and attributes.
         """
         columns = self._messages.c
         # The JSON of attributes is ASCII: it has as many bytes as characters.
@@ -170,7 +171,7 @@ class RelayRows:
         return int(deleted.rowcount)
 
     def decide(self, connection: Connection, topic: str, *, resend: bool) -> int:
-        """Gives the topic a new producer: messages in flight wait again, or count as sent; returns how many."""
+        """Gives the topic a new producer, and makes messages in flight wait again or deletes them; returns how many."""
         columns = self._messages.c
         doubtful = (columns.topic == topic) & self._waits & columns.number.is_not(None)
         with connection.begin():

@@ -176,7 +176,7 @@ class Metadata:
                 self.topics_position = position
 
     def replay(self, position: int, value: bytes) -> None:
-        """Apply an entry at the start, unless it is applied already. Raises StoreDamaged: an earlier one is missing."""
+        """Apply an entry at startup, unless it is applied already. Raises StoreDamaged: an earlier one is missing."""
         if position <= self.position:
             return
         if position != self.position + 1:

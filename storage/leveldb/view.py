@@ -1,10 +1,10 @@
 """A view of the whole store between two commits: a pinned set of volumes, and snapshots of those that changed since.
 
     the commit    makes the view: pins the set, takes a snapshot of the newest volume and of the metadata
-    the keeper    adds a snapshot of a sealed volume of the view before it changes that; closes the view at the end
+    the keeper    adds a snapshot of a sealed volume before it changes the volume; closes the view at the end
     a reader      reads these snapshots; if there is none yet, takes its own, then checks again for the keeper's
 
-If a reader finds no snapshot of the keeper after it has taken its own, its own was taken before any change.
+If the keeper has added no snapshot by the time a reader has taken its own, the reader's was taken before any change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PinnedView:
     def __init__(self, volumes: VolumeSet, metadata: PinnedMetadata, max_s: float, number: int) -> None:
         self._volumes = volumes
         self.metadata = metadata
-        #: The last journal entry before it.
+        #: The number of the last journal entry before the view.
         self.number = number
         self._names = {volume.name for volume in volumes.all}
         #: Snapshots of the newest volume, by the commit, and of sealed ones that changed since, by the keeper.
@@ -55,7 +55,7 @@ class PinnedView:
         return self.ended or time.monotonic() >= self._ends_at_s
 
     def renew(self, max_s: float) -> None:
-        """Let it expire ``max_s`` from now, unless it is over."""
+        """Postpone the view's expiry to ``max_s`` from now, unless it is over."""
         if not self.is_over:
             self._ends_at_s = time.monotonic() + max_s
 

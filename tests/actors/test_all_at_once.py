@@ -1,4 +1,4 @@
-"""Everything at once, on a store that keeps failing: every client's records show the promises kept."""
+"""All kinds of requests at once, on a store that keeps failing: by the clients' records, all promises hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock that disagrees with the store: the warning at the start, the operator's views, the metric and refusals."""
+"""A clock that disagrees with the store: the warning at startup, the operator's views, the metric and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``plainsong serve`` around a daemon: its messages at the start, and its exit if the daemon cannot run.
+"""``plainsong serve`` around a daemon: its messages at startup, and its exit if the daemon cannot run.
 
 The daemon is a stub here; ``tests/daemon`` runs the real one.
 """

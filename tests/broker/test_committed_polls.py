@@ -273,7 +273,7 @@ async def test_the_isolation_may_be_in_the_query_whatever_the_encoding(listener,
 
 
 async def test_a_committed_poll_follows_every_message_once_and_in_order(daemon):
-    """Three transactions, with plain messages in between, end in a different order from their begins."""
+    """Three transactions, with plain messages in between, end in a different order than they began."""
     await daemon.create()
     seen, last = [], None
     ends = iter(["commit", "abort", "commit"])

@@ -1,4 +1,4 @@
-"""First lines and chunks are the same on the wire at both listeners, byte for byte."""
+"""Status lines, and requests with chunked bodies: both HTTP listeners behave the same, byte for byte."""
 
 from __future__ import annotations
 

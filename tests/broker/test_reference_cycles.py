@@ -1,4 +1,4 @@
-"""Objects of requests, connections and open topics are freed when these end, without the garbage collector.
+"""When a request, a connection or an open topic ends, its objects are freed without the garbage collector.
 
 Reference cycles use memory outside any cache, and the collector stops every request while it runs: a cycle in each
 commit made publishes over 16 connections a tenth slower.
@@ -70,7 +70,7 @@ def nothing_waits_for_the_collector():
 
 
 class Client:
-    """Connections to a daemon's lane."""
+    """Opens connections to a daemon's HTTP listener."""
 
     def __init__(self, daemon):
         self._url = daemon.http.base_url

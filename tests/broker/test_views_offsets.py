@@ -1,4 +1,4 @@
-"""The reported end of a bounded read, compared with a read."""
+"""The reported end, size and split points of a bounded read, compared with those of a real read."""
 
 from __future__ import annotations
 

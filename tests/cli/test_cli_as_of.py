@@ -23,12 +23,12 @@ def client(cli: Cli) -> Iterator[Client]:
 
 @pytest.fixture
 def moment_ms(client: Client) -> int:
-    """Fill a topic with a message before the moment, one open at it, and one after it; return the moment."""
+    """Publish one message before the moment, one undecided at the moment, and one after it; return the moment."""
     undecided = client.transactions.begin(type="long")
     client.publish("orders", b"before")
     client.publish("orders", b"open", transaction=undecided)
     at_ms = client.poll("orders", isolation="uncommitted").messages[-1].id.publish_time_ms
-    client.poll("orders", as_of=at_ms)  # from here on no publish or commit gets a time up to it
+    client.poll("orders", as_of=at_ms)  # after this, every publish and commit gets a later time
     client.transactions.commit(undecided)
     client.publish("orders", b"behind")
     return at_ms

@@ -241,7 +241,7 @@ def test_a_command_dies_with_the_program(tmp_path):
 
 
 def test_as_the_first_process_of_a_container_it_leaves_no_zombies(tmp_path):
-    """The process takes itself for PID 1, and adopts orphans as PID 1 does."""
+    """A process that pretends to be PID 1: ``getpid`` returns 1, and the kernel makes it the parent of orphans."""
     program = f"""
 import ctypes, os, pathlib, time
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER

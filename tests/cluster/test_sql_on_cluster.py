@@ -208,7 +208,7 @@ async def test_transactions_of_a_dead_client_are_recovered_from_the_next_owner_o
 
 
 def die_at(urls: str, engine: Engine, first: int, point: str) -> int:
-    """Run a program that writes a row and a message per transaction until it dies in one; return that one's number."""
+    """Run a program that writes a row and a message per transaction, until it dies; return the last one's number."""
     command = [sys.executable, str(WORKER), urls, engine.url.render_as_string(hide_password=False)]
     environ = {**clean_environ(), "PYTHONPATH": str(ROOT)}
     told = f"{first}- {point} self\n"

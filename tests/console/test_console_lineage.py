@@ -1,4 +1,4 @@
-"""Lineage: the page draws published flows, and without any explains how to publish some."""
+"""The lineage page draws the published flows; if there are none, it explains how to publish some."""
 
 from __future__ import annotations
 

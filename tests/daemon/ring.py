@@ -57,9 +57,9 @@ class Place:
         self.news = trio.Event()
 
     async def more(self, acknowledged: int, polled: int) -> None:
-        """Wait until as many more publishes were acknowledged and pages read, however slowly.
+        """Wait until this many more publishes have been acknowledged and this many more pages have been read.
 
-        Raises trio.TooSlowError if there was no progress for ``PATIENCE_S``.
+        Raises trio.TooSlowError only if there is no progress for ``PATIENCE_S``.
         """
         goal = self.acknowledged + acknowledged, self.polled + polled
         while any(lacking := self._lacking(*goal)):
@@ -72,7 +72,7 @@ class Place:
 
     @asynccontextmanager
     async def talk(self) -> AsyncIterator[Talk]:
-        """Connect to the daemon as soon as it is up. Raises NotConnected if it went down again before that."""
+        """Connect to the daemon as soon as it is up. Raises NotConnected if it goes down again before that succeeds."""
         await self.up.wait()
         address, up = self.address, self.up
         try:
@@ -108,7 +108,7 @@ def messages_for(kind: str, name: str, rng: Random) -> list[bytes]:
 async def publisher(
     place: Place, topic: str, name: str, history: History, rng: Random, topic_ttl_s: int | None
 ) -> None:
-    """Publish until the ring is over: each request once, with any outcome."""
+    """Publish until ``place.over``. Each request is sent once, and its outcome is recorded."""
     number = 0
     while not place.over:
         try:
@@ -160,9 +160,9 @@ class Manner:
     encoding: str
     limit: int | None = None
     inclusive: bool = False
-    """Ask for the last message again, and expect it."""
+    """True to start each page with the last message of the one before."""
     by_time: bool = False
-    """Start at a time, a few hundred milliseconds ago, again after every few pages."""
+    """True to go back, every few pages, to a time up to a few hundred milliseconds ago."""
     wait_ms: int = 0
 
 
@@ -176,7 +176,7 @@ MANNERS = (
 
 
 async def reader(place: Place, topic: str, manner: Manner, history: History, rng: Random) -> None:
-    """Read until the ring is over; after the daemon was killed, continue at the same position."""
+    """Read until ``place.over``; after the daemon was killed, continue at the same position."""
     position: bytes | int | None = None
     pages = 0
     while not place.over:
@@ -226,7 +226,7 @@ def since_of(position: bytes | int | None, *, inclusive: bool) -> bytes:
 
 
 async def read_whole(talk: Talk, topic: str, name: str, limit: int | None, encoding: str) -> tuple[Seen, list[Seen]]:
-    """Read the whole topic; return it as one reading, and as the pages."""
+    """Read the whole topic; return one record of the whole, and one for each page."""
     history, place = History(), Place()
     manner = Manner(name, encoding, limit=limit)
     position: bytes | int | None = None

@@ -86,7 +86,7 @@ def run_to_its_end(url, name, end, last):
 
 
 async def die_before_each(daemon, plot, end, first):
-    """Kill a client before each of its requests, up to one that finishes."""
+    """Kill one client before its first request, another before its second, and so on, until one finishes."""
     url = "http://{}:{}".format(*daemon.address)
     for last in count(first):
         name, began_s = f"{end} {last}", time.monotonic()

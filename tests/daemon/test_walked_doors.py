@@ -1,4 +1,4 @@
-"""Extreme values are stored through every protocol, and after a restart read through every other."""
+"""Extreme values written through each protocol, and read through every other protocol after a restart."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def body_of(payload: bytes, attributes: dict[str, str]) -> dict[str, Any]:
     return {"messages": [encoded(payload)], "attributes": [attributes], "ttlSeconds": MAX_TTL_S}
 
 
-# --- doors into the store ------------------------------------------------------------------------------
+# --- writing -------------------------------------------------------------------------------------------
 
 
 def by_http1(daemon: Daemon, namespace: str, topic: str, *, http2: bool = False) -> None:
@@ -119,7 +119,7 @@ def by_client(daemon: Daemon, namespace: str, topic: str, values: Any = None) ->
             client.publish(topic, payload, attributes=attributes, ttl_s=MAX_TTL_S)
 
 
-# --- doors out of the store ----------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------------
 
 
 def read_by_http1(daemon: Daemon, namespace: str, topic: str, *, http2: bool = False) -> Any:

@@ -16,7 +16,7 @@ from plainsong import Client
 from plainsong._sync._pool import Pool
 
 TOPICS = ("one", "two", "three")
-#: Many times what its requests take.
+#: Many times longer than its requests take.
 TIMEOUT_S = 15
 
 

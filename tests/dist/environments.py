@@ -25,7 +25,7 @@ def metadata_of(wheel: Path) -> Message:
 
 
 def required(wheel: Path) -> dict[str, Distribution]:
-    """Return the packages that the wheel requires without extras, and their requirements, as installed, except ours."""
+    """Return the installed packages that the wheel needs, directly or indirectly, without extras and without ours."""
     found: dict[str, Distribution] = {}
     waiting = [Requirement(each) for each in metadata_of(wheel).get_all("Requires-Dist", [])]
     while waiting:
@@ -52,7 +52,7 @@ def environment(
     """Create an environment with these wheels and links to their requirements only; return its interpreter.
 
     Args:
-      folder: is created.
+      folder: where to create it; must not exist.
       base: the Python that creates the environment. Extension modules of another version do not load there, so
         ``msgpack`` and ``fastavro`` run in pure Python.
       without: requirements that are left out.

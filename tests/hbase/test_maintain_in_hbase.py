@@ -51,7 +51,7 @@ def line(daemon, hbase, *words: str) -> list[str]:
 
 
 def maintained(daemon, hbase, *words: str, code: int = 0) -> dict[str, dict]:
-    """Return the job's events by name, the last of each."""
+    """Return the last event of each name that the job printed."""
     done = run_plainsong(*line(daemon, hbase, *words)[1:], "--json", timeout_s=PATIENCE_S)
     assert done.returncode == code, done.stdout + done.stderr
     return {event["event"]: event for event in map(json.loads, done.stdout.splitlines())}

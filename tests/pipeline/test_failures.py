@@ -1,4 +1,4 @@
-"""Our errors that pass through Spark keep their reason, code and hint, as a line and as JSON."""
+"""Errors that pass through Spark keep their reason, code and hint, both in the text output and in JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consecutive sequence ids in Avro are recognised by their bytes, and decoded to the same numbers as any others."""
+"""Runs of consecutive sequence ids in Avro are recognised by their bytes, and decoded as any other list would be."""
 
 from __future__ import annotations
 

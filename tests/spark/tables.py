@@ -1,4 +1,4 @@
-"""The connector's readers without Spark around them, at a real daemon, with messages of every kind in its topics."""
+"""Runs the connector's readers without Spark, against a real daemon whose topics hold messages of every kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READ = f"/v1/namespaces/{NAMESPACE}/topics"
 
 
 class Tables(Topics):
-    """Topics that are read."""
+    """Topics of a real daemon, and the connector's readers of them."""
 
     def publish(self, topic: str, *payloads: str, **fields: Any) -> None:
         self.ask("POST", f"{READ}/{topic}/publish", {"messages": list(payloads), **fields})
@@ -46,9 +46,9 @@ class Tables(Topics):
         self.ask("DELETE", f"{READ}/{topic}")
 
     def let_expire(self, topic: str, message_id: bytes) -> None:
-        """All up to a message expires by the topic's time to live; what is published from then on stays.
+        """Expire all messages up to this one, by shortening the topic's time to live for a moment.
 
-        A longer time to live does not revive expired messages. So no message expires before a test wants it to.
+        Messages published afterwards stay. Expired messages do not return when the time to live is extended again.
         """
         self.ask("PUT", f"{READ}/{topic}/properties", {"ttl": 1})
         wait_until_later_than(int.from_bytes(message_id[:8], "big") + 1100)
@@ -70,17 +70,16 @@ class Tables(Topics):
         return StreamReader(self.read_options(topic, streaming=True, **given), schema_of(("payload",)))
 
     def rows(self, topic: str | None, *columns: str, **given: Any) -> list[dict[str, Any]]:
-        """All rows of all partitions, in order."""
+        """Return the rows of all partitions, in order."""
         reader = self.batch(topic, *columns, **given)
         return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
     def read(self, topic: str | None, **given: Any) -> list[bytes]:
-        """The payloads."""
         return [row["payload"] for row in self.rows(topic, "payload", **given)]
 
 
 def schema_of(columns: Sequence[str]) -> StructType:
-    """Some columns; without any, all of them."""
+    """Return a schema of the given columns, or of all columns if none are given."""
     if not columns:
         return read_schema(include_transaction=False)
     return StructType([StructField(name, COLUMNS[name]) for name in columns])
@@ -96,7 +95,7 @@ def payloads(reader: BatchReader | StreamReader, parts: Sequence[TopicRange]) ->
 
 
 def wait_until_later_than(milliseconds: int) -> None:
-    """Until the clock, which is the daemon's too, has passed a time."""
+    """Wait until the system clock, which the daemon uses too, is past this time."""
     while time.time() * 1000 <= milliseconds:
         time.sleep(0.005)
 
@@ -104,7 +103,7 @@ def wait_until_later_than(milliseconds: int) -> None:
 def batches(
     reader: StreamReader, start: dict[str, Any], limit: ReadLimit | None = None, most: int = 50
 ) -> tuple[list[list[bytes]], dict[str, Any]]:
-    """Micro-batch after micro-batch until there is nothing new: the rows of each, and the last offset."""
+    """Read micro-batches until there is nothing new. Return the payloads of each, and the last offset."""
     found: list[list[bytes]] = []
     limit = limit or reader.getDefaultReadLimit()
     for _ in range(most):

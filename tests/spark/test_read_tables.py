@@ -1,4 +1,4 @@
-"""Reading topics as tables, at a real daemon: bounds, several topics, partitions, and how pages become a whole."""
+"""Reading topics of a real daemon as tables: bounds, several topics, partitions, and reads of many pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.daemon.harness import Daemon, free_port
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """Its pages are small, so that every longer read has many."""
+    """Topics of a daemon with small pages, so that all but the shortest reads need many."""
     with Daemon(tmp_path_factory.mktemp("daemon") / "data", "poll.max_bytes=2000", "poll.max_messages=70") as daemon:
         yield Tables("http://{}:{}".format(*daemon.address))
 
@@ -29,7 +29,7 @@ def test_a_page_cut_by_the_daemon_is_not_the_end(tables):
 
 
 def save(tables, topic, producer, segments, winners, rows):
-    """Stage rows by segments, and publish some of these as one batch."""
+    """Stage ``rows[segment]`` rows in each segment, and publish the segments ``winners`` as one batch."""
     path = f"{READ}/{topic}"
     for segment in segments:
         for at in range(0, rows[segment], 20_000):

@@ -26,7 +26,7 @@ from plainsong import Client, PlainsongError
 from plainsong._sync.transaction import TransactionContext
 from plainsong.sql import SqlParticipant
 
-#: The steps of a transaction; databases and daemon change between them.
+#: The steps of a transaction. From each to the next, the state of the database or the daemon changes.
 POINTS = ("begun", "worked", "prepared", "published", "committed", "finished")
 #: Short, since undecided transactions must time out; long enough for a stalled machine to reach the step.
 TIMEOUT_S = 8

@@ -1,4 +1,4 @@
-"""Has pytest rewrite the contracts' assertions as in test files."""
+"""Makes pytest rewrite the assertions of the store contracts, as it does in test files."""
 
 import pytest
 

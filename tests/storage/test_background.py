@@ -40,7 +40,7 @@ def test_the_thread_of_leveldb_yields_to_all_others_of_a_process_that_has_opened
 
 
 def told(*of_others):
-    """Return a function that lists thread ids as the kernel would at each call: Python's threads, and given ones."""
+    """Return a fake of the kernel's list of thread ids: at each call Python's threads and the next of ``of_others``."""
     looks = iter(of_others)
     return lambda: {each.native_id for each in threading.enumerate()} | set(next(looks))
 

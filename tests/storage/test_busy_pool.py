@@ -47,7 +47,8 @@ async def slowly(*_: object) -> bool:
     return True
 
 
-# A connection answers 100 calls within a call's time limit, and 33 within that of one attempt with three gateways.
+# A connection answers 100 calls within a call's time limit. With three gateways an attempt has a third of that time,
+# enough for 33 calls.
 @pytest.mark.parametrize(("gateways", "callers"), [(1, 250), (3, 120), (3, 250)])
 async def test_overloaded_calls_are_answered_up_to_the_capacity_of_the_connections(
     autojump_clock, monkeypatch, gateways, callers

@@ -287,7 +287,7 @@ async def restarted(attack: Attack, end: Callable[[], object]) -> None:
 
 
 async def _heal_later(disk: Disk) -> None:
-    while not disk.made:  # noqa: ASYNC110 - another process counts them, however slowly it comes to the first
+    while not disk.made:  # noqa: ASYNC110 - another process counts them, and the first may take long
         await trio.sleep(0.05)
     await trio.sleep(UNDER_FAULTS_S)
     disk.heal()

@@ -44,7 +44,7 @@ class AsyncApi:
     """True if clients connect over TLS."""
 
     async def describe(self, request: Request) -> Answer:
-        """Describe topics that ``match`` names and the client has a verb on. Raises InvalidParameter, StoreError."""
+        """Describe the topics that match and on which the client has a grant. Raises InvalidParameter, StoreError."""
         patterns = parse_match(request.parameters("match").get("match", "*:*"))
         seen = [
             name

@@ -112,7 +112,7 @@ class Problems:
     """The route that explains errors."""
 
     async def explain(self, request: Request) -> Answer:
-        """Answer with one error, as JSON, or as text for people. Raises NotFound: there is no such code."""
+        """Return one error, as JSON, or as text for people. Raises NotFound: there is no such code."""
         request.parameters()
         code = request.path["code"]
         if code not in WHAT_TO_DO:

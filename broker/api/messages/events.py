@@ -123,7 +123,7 @@ class MessageEvents:
     streams: EventStreams
 
     async def follow(self, request: Request) -> Answer:
-        """Answer with the messages from a position on, then each new one.
+        """Return the messages from a position on, then each new one.
 
         Raises:
           TopicNotFound, InvalidParameter, InvalidMessageId, TransactionsUnavailable, Overloaded.

@@ -149,7 +149,7 @@ class Polling:
     """Recent answers from memory, for readers that send the same poll."""
 
     def poll(self, request: Request, answered: Answered) -> None:
-        """Answer with the messages from a position on, oldest first.
+        """Return the messages from a position on, oldest first.
 
         A small page that is in memory is answered at once. Everything else runs in a task.
         """

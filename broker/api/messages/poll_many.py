@@ -128,7 +128,7 @@ class PollingMany:
     stopping: trio.Event
 
     async def poll(self, request: Request, access: TopicsAccess | None = None) -> Answer:
-        """Answer with the messages of each topic, or its error.
+        """Return the messages of each topic, or its error.
 
         Args:
           access: reads the topics; None: all of them are owned by this instance.

@@ -96,7 +96,7 @@ class Readers:
         return json_answer([self._shown(view) for view in found])
 
     async def show(self, request: Request) -> Answer:
-        """Answer with one reader. Raises TopicNotFound, NotFound."""
+        """Return one reader. Raises TopicNotFound, NotFound."""
         name, reader = request.name, reader_name(request.path["reader"])
         request.parameters()
         for view in await self.directory.ask(name, ListReaders()):

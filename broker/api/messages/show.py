@@ -85,7 +85,7 @@ class Messages:
     """Limit on an answer's payloads: ``poll.max_bytes``."""
 
     async def show(self, request: Request) -> Answer:
-        """Answer with the messages ``from <= id < to``, oldest first, with all their details.
+        """Return the messages ``from <= id < to``, oldest first, with all their details.
 
         Raises:
           TopicNotFound, InvalidParameter, InvalidMessageId, StoreError: reading changes nothing.
@@ -114,7 +114,7 @@ class Messages:
         return await _answer(shown, form)
 
     async def show_one(self, request: Request) -> Answer:
-        """Answer with one whole message; with its bare payload if the client accepts that.
+        """Return one whole message; with its bare payload if the client accepts that.
 
         Raises:
           TopicNotFound, InvalidMessageId, StoreError; NotFound: the message does not exist, or no longer exists.

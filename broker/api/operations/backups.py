@@ -192,7 +192,7 @@ class Backups:
             raise InvalidParameter(f"after: {error}", hint="use `next` of the previous page") from None
 
     async def show(self, request: Request) -> Answer:
-        """Answer with an object's bytes. Raises NotFound: list the objects again; StoreError."""
+        """Return an object's bytes. Raises NotFound: list the objects again; StoreError."""
         request.parameters()
         held = self._asked(request)
         name = request.path["digest"]

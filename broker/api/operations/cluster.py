@@ -53,7 +53,7 @@ class ClusterRoutes:
     """Returns the digests of this instance's security files; None if authentication is off."""
 
     async def show(self, request: Request) -> Answer:
-        """Answer with instances, drains, pins, and the owner of ``?topic=``. Raises InvalidParameter, InvalidName."""
+        """Return instances, drains, pins, and the owner of ``?topic=``. Raises InvalidParameter, InvalidName."""
         about = request.parameters("topic").get("topic")
         ownership = self.ownership
         transactions = ownership.owner(TRANSACTIONS)
@@ -172,7 +172,11 @@ class ClusterRoutes:
         return json_answer(DrainedInstance(instance=name, drained=False))
 
     async def pin(self, request: Request) -> Answer:
-        """Pin a topic to an instance, while that is a member. Raises InvalidParameter, Conflict, ClusterUnavailable."""
+        """Pin a topic to an instance. The pin has no effect while that instance is not a member.
+
+        Raises:
+          InvalidParameter, Conflict, ClusterUnavailable: nothing happened.
+        """
         request.parameters()
         name, to = request.name, request.fields(_PIN).get("instance")
         membership, known = self._cluster(), self._names()

@@ -28,7 +28,7 @@ _TYPES = {
     ".md": "text/plain; charset=utf-8",
     ".LICENSE": "text/plain; charset=utf-8",
 }
-#: A browser may load scripts, styles and data from this daemon only. Scripts must not be made from data, and no other
+#: A browser may load scripts, styles and data from this daemon only. Scripts cannot be created from text, and no other
 #: page may frame this one or keep a reference to it.
 HEADERS = (
     (
@@ -73,7 +73,7 @@ class Console:
     """``console.enabled``."""
 
     async def page(self, request: Request) -> Answer:
-        """Answer with the first page. Raises NotFound if the console is disabled."""
+        """Return the first page. Raises NotFound if the console is disabled."""
         return await self._answer("index.html", request)
 
     async def redirect(self, request: Request) -> Answer:
@@ -89,7 +89,7 @@ class Console:
         raise NotFound("there is nothing at /", hint="the console is at /console, and /openapi.json lists the routes")
 
     async def file(self, request: Request) -> Answer:
-        """Answer with a page, or one of its files. The query is for the page's script. Raises NotFound."""
+        """Return a page, or one of its files. The query is for the page's script. Raises NotFound."""
         path = request.path["file"]
         return await self._answer("index.html" if _PAGE.fullmatch(path) else path, request)
 

@@ -27,7 +27,7 @@ class Contact:
     now_ms: Callable[[], int]
 
     async def show(self, request: Request) -> Answer:
-        """Answer with the addresses of the setting, in the same order. Raises NotFound if there are none."""
+        """Return the addresses of the setting, in the same order. Raises NotFound if there are none."""
         request.parameters()
         addresses = [each.strip() for each in self.contact.split(",") if each.strip()]
         if not addresses:

@@ -112,7 +112,7 @@ class Definitions:
     """The handlers of routes by name; each request is answered at its owner."""
 
     async def show(self, request: Request) -> Answer:
-        """Answer with all definitions, in the form that an import takes. Raises StoreError."""
+        """Return all definitions, in the form that an import takes. Raises StoreError."""
         request.parameters()
         now = await self._now()
         return await in_thread(lambda: json_answer(now.shown()))

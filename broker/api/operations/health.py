@@ -68,7 +68,7 @@ class Health:
         return json_answer(Liveness(alive=True))
 
     async def describe(self, request: Request) -> Answer:
-        """Answer with the OpenAPI document of this version."""
+        """Return the OpenAPI document of this version."""
         return json_answer(self.description())
 
     async def readyz(self, request: Request) -> Answer:
@@ -165,7 +165,7 @@ class Health:
         return [Recovering(f"cannot be loaded: {named}{more}", hint="the daemon keeps trying; its log says why")]
 
     async def whoami(self, request: Request) -> Answer:
-        """Answer with the client's own name, how it was authenticated, and its grants."""
+        """Return the client's own name, how it was authenticated, and its grants."""
         request.parameters()
         who = request.who
         assert who.via != "thrift"  # this is HTTP
@@ -183,11 +183,11 @@ class Health:
         return json_answer(shown)
 
     async def show_version(self, request: Request) -> Answer:
-        """Answer with the running version, the API versions and the store."""
+        """Return the running version, the API versions and the store."""
         return json_answer(DaemonVersion(version=self.version, api="v1", avro=[1, 2], store=self.store_kind))
 
     async def show_metrics(self, request: Request) -> Answer:
-        """Answer with all metrics, as Prometheus text, or OpenMetrics if the client accepts it."""
+        """Return all metrics, as Prometheus text, or OpenMetrics if the client accepts it."""
         body, content_type = self.metrics.render(request.headers.get("accept", ""))
         return Answer(200, body, content_type, [VARY_ACCEPT])
 

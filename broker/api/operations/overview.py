@@ -124,7 +124,7 @@ class Overview:
     sees_service: SeesService = sees_service
 
     async def topics(self, request: Request) -> Answer:
-        """Answer with a page of all topics, sorted by a column. Raises InvalidParameter, InvalidName, StoreError."""
+        """Return a page of all topics, sorted by a column. Raises InvalidParameter, InvalidName, StoreError."""
         parameters = request.parameters("q", "namespace", "sort", "order", "limit", "after", "deleted")
         limit = whole_number(parameters, "limit")
         if limit is not None and not 1 <= limit <= MAX_LIMIT:
@@ -153,7 +153,7 @@ class Overview:
         return json_answer(TopicPage(topics=shown, total=page.total, next=following))
 
     async def _deleted(self, request: Request, namespace: str | None, text: str, limit: int) -> Answer:
-        """Answer with deleted topics, latest deletion first."""
+        """Return deleted topics, latest deletion first."""
         gone = [
             (name, metadata)
             for name, metadata in await self.catalogue.deleted(namespace, self.delete_grace_ms)
@@ -167,7 +167,7 @@ class Overview:
         return json_answer(DeletedTopics(topics=shown, total=len(gone), next=None))
 
     async def needs(self, request: Request) -> Answer:
-        """Answer with what needs attention, worst first."""
+        """Return what needs attention, worst first."""
         request.parameters()
         return json_answer(await self._named(request, self._visible(request, await self.attention.findings())))
 
@@ -197,7 +197,7 @@ class Overview:
         return [each.shown() for each in findings if may_see(each)][:MAX_ITEMS]
 
     async def history(self, request: Request) -> Answer:
-        """Answer with the messages of each minute of the last hour, as counted here. Raises TopicNotFound."""
+        """Return the messages of each minute of the last hour, as counted here. Raises TopicNotFound."""
         name = request.name
         request.parameters()
         # A list of topics shows the last hour of each: this must not open closed topics.

@@ -56,7 +56,7 @@ class Replication:
     """Ends this primary so that a standby takes over at once; None if no standby is allowed."""
 
     async def show(self, request: Request) -> Answer:
-        """Answer with the current state; without a copy, all but ``role`` is null."""
+        """Return the current state; without a copy, all but ``role`` is null."""
         request.parameters()
         if self.copy is None:
             return json_answer(NO_COPY)

@@ -36,7 +36,7 @@ class ScrubRoutes:
         return json_answer(answer)
 
     async def show(self, request: Request) -> Answer:
-        """Answer with the progress of the current round, or the findings of the last one."""
+        """Return the progress of the current round, or the findings of the last one."""
         request.parameters()
         await trio.lowlevel.checkpoint()
         return json_answer(self.scrub.report.shown())

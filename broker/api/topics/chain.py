@@ -44,7 +44,7 @@ class Chains:
     """Secrets that sign heads; empty: heads are not signed."""
 
     async def head(self, request: Request) -> Answer:
-        """Answer with the last entry of the topic's chain. Raises TopicNotFound, NotFound (the topic has no chain)."""
+        """Return the last entry of the topic's chain. Raises TopicNotFound, NotFound (the topic has no chain)."""
         request.parameters()
         view = await self.directory.ask(request.name, DescribeChain())
         head = _head(request.name, view)
@@ -65,7 +65,7 @@ class Chains:
         }
 
     async def entries(self, request: Request) -> Answer:
-        """Answer with the entries after a given one, oldest first, and the messages that they cover.
+        """Return the entries after a given one, oldest first, and the messages that they cover.
 
         Raises:
           TopicNotFound, NotFound (the topic has no chain), GenerationChanged, InvalidParameter, InvalidMessageId.

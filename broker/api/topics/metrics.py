@@ -43,7 +43,7 @@ class TopicMetrics:
     """Serializes scrapes, since each may read many rows."""
 
     async def show(self, request: Request) -> Answer:
-        """Answer with the metrics of topics that ``match`` names. Raises InvalidParameter, StoreError."""
+        """Return the metrics of topics that ``match`` names. Raises InvalidParameter, StoreError."""
         patterns = parse_match(request.parameters("match").get("match", "*:*"))
         async with self.turn:
             figures = {

@@ -1,4 +1,4 @@
-"""Producers: opens their sessions, shows and lists them, and deletes them."""
+"""The routes of producers: open a session, show, list, delete."""
 
 from __future__ import annotations
 
@@ -51,8 +51,6 @@ _SESSION = {
 
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """The routes of producers."""
-
     directory: Directory
     store: Store
     clock: Clock
@@ -97,10 +95,10 @@ class Producers:
             raise
 
     async def show(self, request: Request) -> Answer:
-        """Answer with one producer; with ``generation`` also one of a deleted topic that has not been cleaned yet.
+        """Return one producer; with ``generation`` also one of a deleted topic that has not been cleaned yet.
 
         Raises:
-          TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired: reading changes nothing.
+          TopicNotFound, ProducerNotFound, GenerationChanged, ProducerExpired: see ``producer_of``.
         """
         name, producer = request.name, _producer(request)
         parameters = request.parameters("generation", "longs")
@@ -175,7 +173,7 @@ def _recent(result: ResultView, as_number: Numbers) -> RecentPublish:
 
 
 def _response(response: PublishResponse, as_number: Numbers) -> PublishResponseFields:
-    """Return a response as publish has it in JSON, without ``duplicate``."""
+    """Return the JSON form of a publish response, without ``duplicate``."""
     pointer = response.write_pointer
     return {
         "transactionWritePointer": None if pointer is None else as_number(pointer),

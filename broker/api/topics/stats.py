@@ -96,7 +96,7 @@ class Counting:
     """None if there is only this instance."""
 
     async def stats(self, request: Request) -> Answer:
-        """Answer with the topic's current figures; with ``reader=<id>`` also what a reader at that id has not read.
+        """Return the topic's current figures; with ``reader=<id>`` also what a reader at that id has not read.
 
         Raises:
           TopicNotFound, InvalidMessageId, StoreError: reading changes nothing.
@@ -165,7 +165,7 @@ class Counting:
         }
 
     async def lag(self, request: Request) -> Answer:
-        """Answer with the lag of stored and of named readers, or of one of them.
+        """Return the lag of stored and of named readers, or of one of them.
 
         With ``limit`` it returns a page, sorted by name: counting takes time for each reader.
 
@@ -249,7 +249,7 @@ class Counting:
         return 0 if core is None else len(core.parking)
 
     async def offsets(self, request: Request) -> Answer:
-        """Answer with the exclusive end, the count and the bytes of a bounded read, and bounds that split it.
+        """Return the exclusive end, the count and the bytes of a bounded read, and bounds that split it.
 
         Raises:
           TopicNotFound, InvalidParameter, TransactionsUnavailable: nothing happened.
@@ -326,7 +326,7 @@ class Counting:
             since = extent.end
 
     async def maintain(self, request: Request) -> Answer:
-        """Answer with the time before which messages have expired, the invalid pointers, and the snapshot of producers.
+        """Return the time before which messages have expired, the invalid pointers, and the snapshot of producers.
 
         The topic first writes its high-water mark and its snapshot of producers, so the answer stays true.
 

@@ -244,7 +244,7 @@ class Topics:
         return await self.changes.set_properties(request.name, ask)
 
     def show(self, request: Request, answered: Answered) -> None:
-        """Answer with the topic's name, its properties as strings, and its deduplication; or TopicNotFound."""
+        """Return the topic's name, its properties as strings, and its deduplication; or TopicNotFound."""
         name = request.name
         request.parameters()
         self._put(name, Describe(), request, partial(self._answer_with, name), answered)
@@ -284,7 +284,7 @@ class Topics:
         return {"name": name.topic, "properties": properties, "deduplication": effective}
 
     def list_names(self, request: Request, answered: Answered) -> None:
-        """Answer with the names of the namespace's topics, sorted, without opening any of them.
+        """Return the names of the namespace's topics, sorted, without opening any of them.
 
         With ``deleted=true`` list deleted topics and their contents.
         """
@@ -370,12 +370,12 @@ class NamespaceRoutes:
     policies: Policies
 
     async def list_names(self, request: Request) -> Answer:
-        """Answer with the namespaces that have a topic or properties, sorted. Raises StoreError."""
+        """Return the namespaces that have a topic or properties, sorted. Raises StoreError."""
         request.parameters()
         return json_answer([each for each in await self.namespaces.names() if request.rights.within(each)])
 
     async def show(self, request: Request) -> Answer:
-        """Answer with a namespace's properties; one without any has the defaults. Raises InvalidName."""
+        """Return a namespace's properties; one without any has the defaults. Raises InvalidName."""
         namespace = request.namespace
         request.parameters()
         return self._shown(namespace)

@@ -296,7 +296,7 @@ class TransactionRoutes:
         return effect, [f"{each} does not answer: its messages are not counted" for each in names if each not in found]
 
     async def pruning(self, request: Request) -> Answer:
-        """Answer with the figures for pruning the invalid list by hand, and why it is not pruned automatically."""
+        """Return the figures for pruning the invalid list by hand, and why it is not pruned automatically."""
         parameters = request.parameters("limit", "longs")
         limit, as_number = _limit(parameters), longs(parameters)
         invalids = self.authority.invalids

@@ -1,4 +1,4 @@
-"""Patch: hypercorn's flow-control windows of 64 KiB make uploads wait for a round trip each."""
+"""Patch: with hypercorn's flow-control windows, an upload waits for a round trip after every 64 KiB."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from broker.http.http2.patch import Patch
 if TYPE_CHECKING:
     from broker.http.http2.patch import Http2Bounds
 
-#: Bytes that a client may send before the application has read them, on one stream and on a connection. None of it is
-#: buffered, since a connection is not read while the application reads nothing.
+#: Bytes that a client may send before the application has read them, on one stream and on a connection. The daemon does
+#: not buffer them: while the application does not read, the daemon does not read from the connection.
 STREAM_WINDOW_BYTES = 2 << 20
 CONNECTION_WINDOW_BYTES = 4 << 20
 _FIRST_WINDOW_BYTES = 65_535

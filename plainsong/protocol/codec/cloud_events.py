@@ -45,7 +45,7 @@ REQUIRED = ("specversion", "id", "source", "type")
 BINARY_MODE_HEADERS = frozenset(f"ce-{name}" for name in REQUIRED)
 #: The id of the message, on every event of a poll.
 ID_EXTENSION = "plainsongid"
-#: The type of event as which a message without a type is shown.
+#: The event type of a message that was not published as an event.
 MESSAGE_TYPE = "plainsong.message"
 VERSION = "1.0"
 CONTENT_TYPE = "content-type"
@@ -83,11 +83,11 @@ def event_mode(headers: Mapping[str, str]) -> Mode | None:
 
 
 def decode_events(mode: Mode, headers: Mapping[str, str], body: bytes) -> PublishRequest:
-    """The messages of a publish of events.
+    """Decode the events in a publish request.
 
     Raises:
       InvalidParameter: an attribute is missing, or has a name or value that is not allowed.
-      MalformedBody: no JSON, or no event in it. RequestTooLarge: more than ``MAX_MESSAGES``.
+      MalformedBody: the body is not JSON, or does not contain events. RequestTooLarge: more than ``MAX_MESSAGES``.
     """
     if mode == "binary":
         return PublishRequest([body], attributes=[_attributes_in_headers(headers)])
@@ -120,7 +120,7 @@ def _attributes_in_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _header_value(name: str, value: str) -> str:
-    """The text of a header: without its quotes, percent-decoded once."""
+    """Decode a header's value: remove its quotes, and percent-decode it once."""
     if len(value) >= 2 and value[0] == value[-1] == '"':
         value = re.sub(r"\\(.)", r"\1", value[1:-1])
     try:
@@ -160,7 +160,7 @@ def _canonical(value: Any, name: str) -> str:
 
 
 def _as_message(found: Mapping[str, str], content_type: str | None, where: str) -> dict[str, str]:
-    """An event's attributes as a message has them. Raises InvalidParameter."""
+    """Convert an event's attributes to those of a message. Raises InvalidParameter."""
     for name in REQUIRED:
         if not found.get(name):
             raise InvalidParameter(f"{where}{name} is missing", hint=_NEEDED)
@@ -205,7 +205,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def _data_texts(text: str, events: list[Any]) -> list[str | None]:
-    """The ``data`` of each event, as written in a body that is known to be JSON.
+    """Return the ``data`` of each event, as written in a body that is known to be JSON.
 
     It is copied, not encoded again: ``1.10`` would become ``1.1``, and invalidate a signature over the data.
     """
@@ -224,7 +224,7 @@ def _data_texts(text: str, events: list[Any]) -> list[str | None]:
 
 
 def _data_text(text: str, at: int) -> tuple[str | None, int]:
-    """The text of ``data`` in the object that begins at ``at``, and where that object ends."""
+    """Return the text of ``data`` in the object that begins at ``at``, and the position after that object."""
     found = None
     at = _skip(text, at + 1)
     try:
@@ -237,19 +237,19 @@ def _data_text(text: str, at: int) -> tuple[str | None, int]:
             at = _skip(text, end)
             if text[at] == ",":
                 at = _skip(text, at + 1)
-    except RecursionError:  # a few calls deeper than when it was parsed first
+    except RecursionError:  # the stack is a few calls deeper here than when the body was first parsed
         raise MalformedBody("the body is nested too deeply") from None
     return found, at + 1
 
 
 def _skip(text: str, at: int) -> int:
     found = _SPACE.match(text, at)
-    assert found is not None  # nothing matches as well
+    assert found is not None  # the pattern also matches the empty string
     return found.end()
 
 
 def _data(event: Mapping[str, Any], text: str | None, where: str) -> bytes:
-    """The data's bytes."""
+    """Return the event's data in bytes. Raises InvalidParameter."""
     encoded = event.get("data_base64")
     if encoded is not None:
         if text is not None:
@@ -296,7 +296,7 @@ def _kind_of_type(content_type: str) -> Kind:
 
 
 def accepts_events(accept: str | None) -> bool:
-    """True if an ``Accept`` header lists batches of events, anywhere."""
+    """True if an ``Accept`` header lists the type of event batches, at any position."""
     if not accept or "cloudevents-batch" not in accept.lower():
         return False
     return any(each.name == BATCH_TYPE for each in parse_accept(accept))
@@ -306,7 +306,7 @@ def events_pieces(page: Page, source: str, *, payload_base64: bool = False) -> I
     """Encode the messages of a page as a batch of events, lazily, in pieces of about ``PIECE_BYTES``.
 
     Args:
-      source: of messages that are not events.
+      source: the ``source`` of messages that were not published as events.
       payload_base64: write all data as base64.
     """
     attributes = page.attributes
@@ -400,7 +400,7 @@ _BEGINS_JSON = re.compile(r'[ \t\n\r]*["{\[0-9tfn-]')
 
 def _is_json(text: str) -> bool:
     if not _BEGINS_JSON.match(text):
-        return False  # most text; the parser would take much longer to say so
+        return False  # true of most text, and much faster than the parser
     try:
         json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):

@@ -83,7 +83,7 @@ def _utf8(entry: str, index: int) -> bytes:
 
 
 def _message(entry: Any, index: int, items: dict[int, dict[str, Any]]) -> bytes:
-    """The payload of an entry that is not a string; its other fields are added to ``items``."""
+    """Return the payload of an entry that is not a string; add its other fields to ``items``."""
     where = f"messages[{index}]"
     if not isinstance(entry, dict) or "payload" not in entry:
         if isinstance(entry, dict) and not entry.keys() & {"base64", "bytes"}:
@@ -125,7 +125,7 @@ _ISOLATIONS = ("uncommitted", "committed")
 
 
 def _id(value: Any, name: str) -> bytes:
-    """A message id: 40 hex digits, or its bytes in a tagged form."""
+    """Return a message id, given as 40 hex digits or as its bytes in a tagged form."""
     return parse_id(value) if isinstance(value, str) else values.payload(value, name)
 
 
@@ -202,17 +202,17 @@ class JsonCodec:
     bounded = True
 
     def decode_publish(self, body: bytes) -> PublishRequest:
-        """The body of publish and store; without ``messages`` it has none."""
+        """Decode the body of publish and store; ``messages`` is empty by default."""
         request = values.fields_of(values.parse_object(body), _PUBLISH)
         put_messages(request, request.get("messages", []))
         return PublishRequest(**request)
 
     def decode_poll(self, body: bytes) -> PollRequest:
-        """The body of poll; an empty one asks for everything."""
+        """Decode the body of poll; an empty body requests all messages."""
         return PollRequest(**values.fields_of(values.parse_object(body), _POLL)) if body else PollRequest()
 
     def decode_rollback(self, body: bytes) -> PublishResponse:
-        """The body of rollback: the answer to a publish, or a pointer alone (``rollback_of_all``)."""
+        """Decode the body of rollback: the answer to a publish, or a pointer alone (``rollback_of_all``)."""
         given = values.parse_object(body)
         if given.keys() & _RANGE.keys():
             return self._response(given)
@@ -240,7 +240,7 @@ class JsonCodec:
         return [Message(**values.fields_of(entry, _MESSAGE)) for entry in given]
 
     def encode_publish(self, request: PublishRequest) -> bytes:
-        """The body of publish and store, without fields that are not set."""
+        """Encode the body of publish and store, without fields that are not set."""
         out = _set_fields(request, _PUBLISH)
         out["messages"] = [_payload(message) for message in request.messages]
         if request.attributes is not None:
@@ -248,7 +248,7 @@ class JsonCodec:
         return _dumped(out)
 
     def encode_poll(self, request: PollRequest) -> bytes:
-        """The body of poll, without fields that are not set."""
+        """Encode the body of poll, without fields that are not set."""
         out = _set_fields(request, _POLL)
         for key in ("startFrom", "endBefore"):
             if isinstance(out.get(key), bytes):
@@ -264,7 +264,7 @@ class JsonCodec:
         return _dumped(out)
 
     def encode_receipt(self, receipt: Receipt, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """The answer to a publish without a write pointer; ``stored`` and ``dropped`` only for a partial duplicate."""
+        """Encode the answer to a publish without a pointer; only a partial duplicate has ``stored`` and ``dropped``."""
         out = {key: getattr(receipt, name) for key, (name, _) in _RECEIPT.items()}
         for key in ("firstId", "lastId"):
             out[key] = None if out[key] is None else out[key].hex()
@@ -274,7 +274,7 @@ class JsonCodec:
         return _dumped(out)
 
     def encode_page(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
-        """A whole answer: a list of messages, each with its attributes if it has any."""
+        """Encode a complete answer: a list of messages, each with its attributes if it has any."""
         return b"".join(self.page_pieces(page, options))
 
     def page_pieces(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> Iterator[bytes]:
@@ -310,7 +310,7 @@ def _require(given: Mapping[str, Any], names: Mapping[str, Any] | tuple[str, ...
 
 
 def _set_fields(record: Any, kinds: Kinds) -> dict[str, Any]:
-    """The fields of a request that have a value, under their names in JSON."""
+    """Return the fields of a request that have a value, by their names in JSON."""
     found = ((key, getattr(record, name)) for key, (name, _) in kinds.items())
     return {key: value for key, value in found if value is not None}
 
@@ -336,7 +336,7 @@ def payload_writer(*, payload_base64: bool) -> Callable[[bytes], str]:
 
 
 def payload_pieces(raw: bytes, *, payload_base64: bool) -> Iterator[bytes]:
-    """A long payload as ``payload_writer`` writes it, in pieces: empty ones while the payload is checked for UTF-8."""
+    """Yield a long payload in pieces, encoded as by ``payload_writer``; empty pieces while it is checked for UTF-8."""
     texts: list[str] = []
     if not payload_base64:
         decoder = getincrementaldecoder("utf-8")()
@@ -349,7 +349,7 @@ def payload_pieces(raw: bytes, *, payload_base64: bool) -> Iterator[bytes]:
             texts.clear()
     if not texts:
         yield b'{"base64":"'
-        # A multiple of three bytes each, so that only the last one is padded.
+        # The length of each piece is a multiple of three bytes, so that only the last one is padded.
         yield from (b2a_base64(raw[at : at + _BASE64_PIECE], newline=False) for at in range(0, len(raw), _BASE64_PIECE))
         yield b'"}'
         return
@@ -360,7 +360,7 @@ def payload_pieces(raw: bytes, *, payload_base64: bool) -> Iterator[bytes]:
 
 
 def text_pieces(text: str) -> Iterator[bytes]:
-    """A string in JSON; a long one in pieces."""
+    """Yield a JSON string; in several pieces if it is long."""
     if len(text) <= PIECE_BYTES:
         yield encode_basestring(text).encode()
         return

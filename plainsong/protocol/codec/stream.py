@@ -1,11 +1,11 @@
 """The codec of publish streams: requests and answers are msgpack arrays, any number of them in one message.
 
-    request   [n, {"messages": [bin, …], …}]     a publish; the fields are those of version 2, by the same names
+    request   [n, {"messages": [bin, …], …}]     a publish, with the fields and names of version 2
     answer    [n, status, {"firstId": bin, …}]   its receipt, its PublishResponse, or the problem
 
-``n`` is the sender's number for a request, 0 to 2^63-1, and returns with its answer. No request continues in the next
-message. Most requests are *singles*: one payload and nothing else. They are read in runs, since a run of singles is
-stored as one request and still answered one by one.
+``n`` is the sender's number for a request, 0 to 2^63-1; the answer repeats it. A request never continues in the next
+message. Most requests are *singles*: one payload and nothing else. They are decoded in runs: a run of singles is stored
+as one request, but each single gets its own answer.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ _FIELDS: Mapping[str, tuple[str, values.Kind]] = {
 class RequestReader:
     """Reads the requests of one stream, message by message.
 
-    A key must not occur twice, although msgpack allows it. Checking the keys of each map takes a tenth of the total
-    time of a single, so the checks begin with the first map of more than one key: a stream of singles has none.
+    A key must not occur twice in a map, although msgpack allows it. Checking the keys takes a tenth of the total time of
+    a single, so the checks begin with the first map of more than one key; a stream of singles has no such map.
     """
 
     __slots__ = ("_plain", "_shared")
@@ -99,7 +99,11 @@ class RequestReader:
         self._shared = _unpacker(_SMALL_BYTES, max_map_len=1)
 
     def read(self, message: bytes) -> tuple[list[Part], MalformedBody | None]:
-        """Decode the requests of a message; the error, if any, follows them and ends the reading."""
+        """Decode the requests of a message. After an error, the rest of the stream must not be read.
+
+        Returns:
+          the requests before the error, and the error; None without an error.
+        """
         if self._plain:
             shared = len(message) <= _SMALL_BYTES
             found = self._read(message, self._shared if shared else _unpacker(len(message), max_map_len=1))
@@ -110,11 +114,11 @@ class RequestReader:
         shared = len(message) <= _SMALL_BYTES
         unpacker = self._shared if shared else _unpacker(len(message), object_pairs_hook=_without_doubles)
         found = self._read(message, unpacker)
-        assert found is not None  # only None while maps of more than one key are not read
+        assert found is not None  # None is returned only while keys are not checked
         return found
 
     def _read(self, message: bytes, unpacker: Any) -> tuple[list[Part], MalformedBody | None] | None:
-        """Like ``read``; None if only maps of one key are read, and a map has more, or msgpack is invalid."""
+        """Like ``read``; None if keys are not checked yet, and a map has more than one key or msgpack is invalid."""
         parts: list[Part] = []
         numbers: list[int] = []
         payloads: list[bytes] = []
@@ -151,7 +155,7 @@ class RequestReader:
 
 
 def _is_whole(unpacker: Any) -> bool:
-    """True if the message ended between two values: only then is a value fed now decoded by itself."""
+    """True if the message ended between two values: only then is the next value fed decoded as a separate value."""
     unpacker.feed(_END)
     return next(unpacker, _CUT) is None
 
@@ -200,7 +204,7 @@ _packed = msgpack.Packer().pack
 
 
 def encode_receipts(numbers: Sequence[int], receipt: Receipt) -> bytes:
-    """The answers to singles that were stored as one request; ``receipt`` is that of the request."""
+    """Encode the answers to singles that were stored as one request, from the receipt of that request."""
     assert receipt.first_id is not None  # singles have no producer, so no duplicates
     tail = b"\xaageneration" + _packed(receipt.generation)
     ids = consecutive_ids(receipt.first_id, len(numbers))
@@ -213,7 +217,7 @@ def encode_receipts(numbers: Sequence[int], receipt: Receipt) -> bytes:
 
 
 def encode_receipt(number: int, receipt: Receipt) -> bytes:
-    """An answer without a write pointer. Fields with defaults are left out; ``lastId`` defaults to ``firstId``."""
+    """Encode an answer without a write pointer. Default values are left out; ``lastId`` defaults to ``firstId``."""
     fields: dict[str, Any] = {"firstId": receipt.first_id}
     if receipt.last_id != receipt.first_id:
         fields["lastId"] = receipt.last_id
@@ -230,7 +234,7 @@ def encode_receipt(number: int, receipt: Receipt) -> bytes:
 
 
 def encode_response(number: int, response: PublishResponse) -> bytes:
-    """An answer to a request with a write pointer."""
+    """Encode an answer to a request with a write pointer."""
     fields: dict[str, Any] = {
         "transactionWritePointer": response.write_pointer,
         "startTimestamp": response.start_timestamp_ms,
@@ -244,7 +248,7 @@ def encode_response(number: int, response: PublishResponse) -> bytes:
 
 
 def encode_problem(number: int, status: int, problem: Mapping[str, Any]) -> bytes:
-    """An answer to a request that was refused or failed; ``problem``: the fields of its problem+json."""
+    """Encode an answer to a request that was refused or failed; ``problem`` has the fields of its problem+json."""
     return _answer(number, status, problem)
 
 
@@ -261,7 +265,7 @@ _SET = [(key, name) for key, (name, _) in _FIELDS.items() if name != "messages"]
 
 
 def encode_single(number: int, payload: bytes) -> bytes:
-    """A request of one message and no other field."""
+    """Encode a request of one message and no other field."""
     size = len(payload)
     if size < 256:
         return b"\x92%b%b%b" % (_packed(number), _SHORT[size], payload)
@@ -270,7 +274,7 @@ def encode_single(number: int, payload: bytes) -> bytes:
 
 
 def encode_request(number: int, request: PublishRequest) -> bytes:
-    """Any request, without fields that are not set."""
+    """Encode any request, without fields that are not set."""
     fields: dict[str, Any] = {"messages": list(request.messages)}
     for key, name in _SET:
         value = getattr(request, name)
@@ -281,7 +285,7 @@ def encode_request(number: int, request: PublishRequest) -> bytes:
 
 
 def decode_answers(message: bytes) -> list[tuple[int, int, dict[str, Any]]]:
-    """Number, status and fields of each answer in a message. Raises MalformedBody."""
+    """Return the number, status and fields of each answer in a message. Raises MalformedBody."""
     unpacker = _unpacker(len(message))
     try:
         unpacker.feed(message)

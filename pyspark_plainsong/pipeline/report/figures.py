@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark_plainsong.pipeline.report.facts import Grid, TopicFacts
 
-#: Transactions in the list, the longest; Parquet has all.
+#: Maximum number of transactions in the report, longest first. The Parquet files contain all of them.
 MAX_HOLDS = 500
 
 
@@ -45,7 +45,7 @@ class Frames:
 
 
 def pointers_of(messages: DataFrame, max_pointers: int) -> tuple[list[Found], int]:
-    """Return the newest write pointers of messages, and the number of all."""
+    """Return the newest ``max_pointers`` write pointers in the messages, and the total number of write pointers."""
     under = messages.where("pointer != 0").select(sf.abs("pointer").alias("pointer"), "publish_ms")
     each = under.groupBy("pointer").agg(sf.min("publish_ms").alias("first_ms")).cache()
     try:
@@ -136,7 +136,8 @@ def queue_sizes(messages: DataFrame, topics: DataFrame, grid: Grid) -> DataFrame
 
     Args:
       messages: the rows of ``MESSAGES`` that count.
-      topics: ``topic, ttl_ms, known_from_ms, whole``: since when messages are known; ``whole``: there were none before.
+      topics: ``topic, ttl_ms, known_from_ms, whole``. Messages before ``known_from_ms`` are unknown, unless ``whole``
+        is true: then there were none.
     Returns:
       ``SIZES``, with a row for every topic and moment.
     """
@@ -262,11 +263,11 @@ def quantiles(column: str) -> list[Column]:
 # visible.
 #
 #     VISIBLE   topic, message_id, publish_ms, waited_ms, known
-#     known     exact     waited_ms is right
-#               at_least  may be longer: the end of a transaction up to this message is forgotten
+#     known     exact     waited_ms is exact
+#               at_least  may be longer: for a transaction up to this message, the time of its end is no longer stored
 #               waiting   not visible yet; waited_ms is null
 #               never     rolled back or invalid; null
-#               unknown   the outcome of its transaction is forgotten; null
+#               unknown   the outcome of its transaction is no longer stored; null
 
 
 def with_decisions(messages: DataFrame, decisions: DataFrame) -> DataFrame:
@@ -280,14 +281,18 @@ def with_decisions(messages: DataFrame, decisions: DataFrame) -> DataFrame:
     )
     remembered = sf.coalesce("state", sf.lit("unknown"))
     state = sf.when(sf.col("pointer") == 0, "plain").when(sf.col("pointer") < 0, "rolled_back").otherwise(remembered)
-    # Messages may be rolled back while their transaction continues: when they ceased to block readers is not stored.
+    # Messages may be rolled back while their transaction continues. The time of such a rollback is not stored.
     rolled_back_alone = (sf.col("pointer") < 0) & remembered.isin("committed", "in_progress")
     ended = sf.when(~rolled_back_alone, sf.col("decided_ms"))
     return joined.select(*messages.columns, state.alias("state"), ended.alias("decided_ms"))
 
 
 def visibility(decided: DataFrame) -> DataFrame:
-    """``VISIBLE`` of messages ``with_decisions``: all of a topic from some point on. One task sorts a topic."""
+    """Compute ``VISIBLE``. One task sorts each topic.
+
+    Args:
+      decided: the result of ``with_decisions``, with all messages of each topic from some point on.
+    """
     up_to = Window.partitionBy("topic").orderBy("message_id").rowsBetween(Window.unboundedPreceding, 0)
     free_ms = sf.when(sf.col("state") == "plain", sf.col("publish_ms")).otherwise(
         sf.greatest("publish_ms", sf.coalesce("decided_ms", "publish_ms"))
@@ -333,8 +338,8 @@ def latency_by_step(visible: DataFrame, grid: Grid) -> DataFrame:
 #     HOLDS  transaction, topic, client, state, messages, bytes, begun_ms, first_publish_ms, decided_ms, open_ms, held_ms
 #
 # ``open_ms`` is from a transaction's begin to its end, ``held_ms`` from its first message in the topic to its end; if
-# it is still open, both are up to the moment of the report. They are null if the end is not remembered. A transaction
-# with several write pointers counts once, by its id.
+# it is still open, both end at the time of the report. They are null if the time of its end is no longer stored. A
+# transaction with several write pointers counts once, by its id.
 
 
 def hold_times(messages: DataFrame, decisions: DataFrame, now_ms: int) -> DataFrame:
@@ -365,8 +370,8 @@ def hold_times(messages: DataFrame, decisions: DataFrame, now_ms: int) -> DataFr
 def hold_quantiles(holds: DataFrame) -> DataFrame:
     """``topic, transactions, open, unknown, p50_ms, p95_ms, p99_ms, max_ms``: how long topics' readers were blocked.
 
-    From ``HOLDS``: ``open`` transactions count with their time so far, ``unknown`` ones, whose end is not remembered,
-    do not.
+    Computed from ``HOLDS``. ``open`` transactions count with their time so far. ``unknown`` ones, for which the time of
+    the end is no longer stored, are left out of the quantiles.
     """
     return holds.groupBy("topic").agg(
         sf.count("*").alias("transactions"),

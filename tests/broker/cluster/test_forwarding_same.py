@@ -175,7 +175,7 @@ def test_the_scenario_visits_every_route():
 
 
 def meaning(answer, topic):
-    """Return the status, headers and body, without the parts that differ between topics or moments."""
+    """Return the status, headers and body, without the parts that depend on the topic or the time."""
     ignored = {"date", "x-request-id", "plainsong-owner", "content-length"}
     headers = sorted((name, value) for name, value in answer.headers.items() if name not in ignored)
     return answer.status_code, blurred(repr(headers), topic), blurred(answer.content.decode("latin-1"), topic)

@@ -1,4 +1,4 @@
-"""Streams through an instance's front end name the owner and refuse in the same words as streams without one."""
+"""Streams through an instance's front end name the owner, and get the same errors as streams without a front end."""
 
 from __future__ import annotations
 

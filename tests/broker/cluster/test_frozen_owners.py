@@ -82,9 +82,9 @@ async def test_reads_are_repeated_at_the_next_owner_as_soon_as_there_is_one(froz
 @pytest.mark.parametrize("look", ["poll", "poll of many at several owners"])
 async def test_the_search_for_the_next_owner_begins_when_the_previous_one_is_lost(frozen, look, monkeypatch):
     for module in (owners, forward):
-        monkeypatch.setattr(module, "PATIENCE_S", 4.0)  # waited out below; then there is as long to find the next one
+        monkeypatch.setattr(module, "PATIENCE_S", 4.0)  # the test waits longer; the search for the next owner gets 4 s
     async with asked(frozen, look):
-        await trio.sleep(owners.PATIENCE_S + 0.1)  # longer than the search for an owner
+        await trio.sleep(owners.PATIENCE_S + 0.1)  # longer than a search for an owner may take
         frozen.move("ns:t", "c", seen_by="a")
         await until(lambda: frozen["a"].metric("plainsong_forward_retries_total") >= 2)
         frozen.move("ns:t", "c", seen_by="c")

@@ -1,4 +1,4 @@
-"""Transactions, namespaces and Tephra's clients work at any instance, over HTTP and over links."""
+"""Transactions, namespaces and Tephra's clients work through any instance, over HTTP and over links."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ async def test_tephra_clients_get_an_error_when_the_service_cannot_be_reached(no
 
 
 async def past(at_ms):
-    """Wait until the clock that all instances share has passed a time."""
+    """Wait until the system clock, which all instances use, is past this time."""
     await until(lambda: time.time_ns() // 1_000_000 > at_ms)
 
 
@@ -331,7 +331,7 @@ async def test_a_poll_as_of_a_moment_is_the_same_through_every_instance_in_every
         told = (await nodes["b"].call("GET", f"{SERVICE}/{pointer}")).json()
         decided_ms.append(told["decidedMs"])
         await past(told["decidedMs"])
-        # This poll closes the moment: no later decision gets a time at or before it.
+        # After this poll, no decision gets a time at or before the moment that it read.
         assert len(await shown(nodes["b"], "u", told["decidedMs"])) == len(decided_ms)
     assert decided_ms[0] < decided_ms[1]
     for node in nodes.values():
