@@ -3,9 +3,9 @@
     python -m bench.committing --port 7420 --topic t --seconds 20 --rate 3000 --writers 16 --stored 1000000
 
 Runs as its own process, with a thread per connection. Each message carries the time at which its publish was sent.
-Prints one JSON object: ``p50_ms``, ``p99_ms`` and ``max_ms`` from there to its delivery, ``messages``, ``rate``
-(messages a second), ``hold_ms`` (from sending the stored transaction's publish to its commit's response; 0 without one)
-and ``gap_ms`` (the longest time without a message of the writers).
+Prints one JSON object: ``p50_ms``, ``p99_ms`` and ``max_ms`` from that time to the message's delivery, ``messages``,
+``rate`` (messages a second), ``hold_ms`` (from sending the long transaction's publish to the response to its commit; 0
+without a long transaction) and ``gap_ms`` (the longest time in which no message of the writers arrived).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STAMP = struct.Struct(">Q")
 _MAGIC = b"stamped:"
 #: The long transaction is published in the middle of the run, and stays undecided for this long.
 HOLD_S = 0.05
-#: The reader gives up this long after the writers' end.
+#: The reader gives up this long after the writers have ended.
 PATIENCE_S = 30.0
 
 
@@ -51,7 +51,7 @@ class Run:
 
 
 def write(run: Run, per_second: float, per_transaction: int) -> None:
-    """Run short transactions at a steady rate until the end, and at least one."""
+    """Run short transactions at a steady rate until the end of the run; at least one."""
     pause_s = per_transaction / per_second
     due_s = time.monotonic()
     with Wire(run.port) as wire:
@@ -87,7 +87,7 @@ def write_stored(run: Run, messages: int) -> None:
 
 
 def read(run: Run) -> None:
-    """Poll, committed and waiting, until everything the writers sent has arrived."""
+    """Run committed long polls until everything that the writers sent has arrived."""
     since: bytes | None = None
     last_s = time.monotonic()
     with Wire(run.port) as wire:

@@ -4,8 +4,8 @@
       │  the caller's thread formats a line, and puts it into a bounded queue, or drops and counts it
       └─ one daemon thread writes lines to standard output, which may be slow, full or closed
 
-Every floor uses only the standard library's logging; ``extra`` becomes the fields of the line. The request and the
-process of a line are context variables, which the listeners set.
+All packages use only the standard library's logging; ``extra`` becomes the fields of the line. The request id and the
+process name of a line are context variables, which the listeners set.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 # --- writer ----------------------------------------------------------------------------------------
 #
 # The output may stall, close or fill up. That affects only the writing thread: callers queue a line or drop it, and the
-# exit waits for a limited time.
+# process waits for queued lines only for a limited time when it exits.
 
 
 #: The maximum number of bytes in one write.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from storage.base import RawRow, Row
 
-#: Keys per step of a walk, which keeps no position in a list that other tasks change.
+#: Keys per step of a walk. Each step searches for its position again, since other tasks change the list in between.
 _WALK_KEYS = 256
 
 
@@ -48,7 +48,7 @@ class MemoryTable:
         self._keys: list[bytes] = []
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Store rows whose keys ascend."""
+        """Store rows, given in ascending order of their keys."""
         self._count(keys)
         new = [key for key in keys if key not in self.rows]
         self.rows.update(zip(keys, values, strict=True))
@@ -194,7 +194,7 @@ class MemoryStore(SpawnsWrites):
                 self.tables[operation.table].remove(operation.keys)
 
     def turned(self, operation: RollBack) -> Iterator[Row]:
-        """Yield the rows that a rollback changes, in their new form. Rows may change between two of them."""
+        """Yield the rows that a rollback changes, in their new form. The table may change between two rows."""
         rows = self.tables[Table.MESSAGE].walk(operation.start, operation.stop, reverse=False)
         return rolled_back(rows, operation.pointer)
 
@@ -291,14 +291,14 @@ class MemoryStore(SpawnsWrites):
 
 
 class SharedMemory:
-    """The tables, and each topic's owner. Each instance has its own store on them."""
+    """The tables, and each topic's epoch. Each instance has its own store on these tables."""
 
     def __init__(self) -> None:
         self.memory = MemoryStore()
         self.epochs: dict[TopicName, int] = {}
 
     def store(self) -> SharedMemoryStore:
-        """Return the store of another instance."""
+        """Make a store for one more instance."""
         return SharedMemoryStore(self)
 
 
@@ -327,7 +327,7 @@ class SharedMemoryStore(MemoryStore):
         self._refuse_if_deposed(claim)
 
     async def write(self, commit: Sequence[Operation], *, claim: Claim, expect: Sequence[Expect] = ()) -> None:
-        """See ``Store.write``. Compares and applies at once, while the claim holds."""
+        """See ``Store.write``. Checks the claim, compares and applies in one step."""
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True):
             await self._arrive()

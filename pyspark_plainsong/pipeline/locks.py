@@ -36,7 +36,7 @@ class Hold(Protocol):
 
 
 class KernelHold:
-    """A lock of the kernel, held until it is released."""
+    """A kernel lock, held until it is released."""
 
     def check(self) -> None:
         """See ``Hold``. A lock cannot be lost."""
@@ -135,7 +135,7 @@ class Lease:
         self._renewed_s = clock()
 
     def check(self) -> None:
-        """See ``Hold``. The lease must have the highest number, and be too recent for others to take it for stale."""
+        """See ``Hold``. The lease must have the highest number, and be so recent that it is not stale for others."""
         if self._clock() - self._renewed_s > STALE_S / 2:
             raise self._lost("it was not renewed in time")
         self._give_way()
@@ -210,7 +210,7 @@ def leased(
         while not ended.wait(RENEW_S):
             try:
                 lease.renew()
-            except Exception:  # noqa: BLE001, S112 - any file system's; `check` sees how long ago a renewal succeeded
+            except Exception:  # noqa: BLE001, S112 - file systems raise anything; `check` fails without recent renewals
                 continue
 
     thread = threading.Thread(target=renewing, name="lease", daemon=True)
@@ -239,7 +239,7 @@ def _holder(files: LeaseFiles, folder: str, number: int) -> tuple[str, int]:
     try:
         written = json.loads(files.read(_path(folder, number)) or b"")
         return str(written["owner"]), int(written["renewedMs"])
-    except (ValueError, KeyError, TypeError):  # created, but not written yet, or never
+    except (ValueError, KeyError, TypeError):  # the file was created, and its content is not written yet, or was lost
         made_ms = files.modified_ms(folder)
         return "another process", now_ms() if made_ms is None else made_ms
 

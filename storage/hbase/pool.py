@@ -9,8 +9,8 @@ that get a connection are served. A call ends after its time-out, plus one attem
 
 A failed call is retried, on another connection and the next gateway, until its deadline. Every call of the store can be
 retried: rows are put if absent or with the same bytes, and a second attempt recognises the effect of the first. A first
-attempt that arrives much later does no harm either: the value that it compares with is gone by then, and since stamps
-are never reused, it does not return.
+attempt that arrives much later does no harm either: the value that it compares with has been replaced by then, and will
+not occur again, since stamps are never reused.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Pool:
         self._scans = trio.Semaphore(max(1, size - 1))
         self._idle: list[Gateway] = []
         self.timeout_s = timeout_s
-        """Time limit of a call's wait for a connection, and again of all its attempts."""
+        """Time limit for a call's wait for a connection; the same for all its attempts together."""
         self._closed = False
 
     async def call(self, name: str, *args: object) -> Any:
@@ -79,7 +79,7 @@ class Pool:
         return (await self.call_counting(name, *args))[0]
 
     async def call_counting(self, name: str, *args: object) -> tuple[Any, int]:
-        """Do ``call``; also return the number of attempts. From two on, an earlier one may have happened too."""
+        """Like ``call``, but also return the number of attempts. With several, an earlier one may have happened too."""
         retry = self.retry_deadline(name)
         while True:
             attempt_s = retry.attempt_s  # computed before the wait, which may use up the rest of the time
@@ -158,7 +158,7 @@ class Pool:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Gateway]:
-        """Do ``connection`` for a caller that holds a slot already, as in ``place_to_scan``."""
+        """Like ``connection``, for a caller that holds a slot already, for example from ``place_to_scan``."""
         if self._closed:
             raise StoreError("the store is closed")
         gateway = self._idle.pop() if self._idle else await self._connect()
@@ -282,7 +282,7 @@ class RetryDeadline:
 
     @property
     def left_s(self) -> float:
-        """Time left for all further attempts, and limit of the next wait for a connection."""
+        """Time left for all further attempts; also the time limit for the next wait for a connection."""
         return max(0.0, self._deadline_s - trio.current_time())
 
     def progressed(self) -> None:

@@ -1,4 +1,4 @@
-"""Pages as of a moment: where they stop reading, which parts are cached, and a topic's promises about a moment."""
+"""Pages as of a moment: where reading stops, what is cached, and a topic's guarantees for a moment that was read."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_future_moment_is_refused_and_leaves_the_time_of_the_topic_unchanged()
     assert core.state.time_ms == START_MS + 1_000
 
 
-# --- among instances ----------------------------------------------------------------------------------
+# --- several instances --------------------------------------------------------------------------------
 
 
 class Moments:

@@ -1,4 +1,4 @@
-"""Clients that write in transactions while the daemon gets killed: they commit, abort, die, or get disconnected."""
+"""Clients that write in transactions while the daemon is killed: they commit, abort, die, or are disconnected."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class Work:
 
 
 async def writer(place: Place, plot: Plot, name: str, topics: Sequence[str], rng: Random, pause_s: float) -> None:
-    """Run transactions until the ring is over."""
+    """Run transactions until ``place.over``."""
     number, cut_off = rng.randrange(len(COURSES)), None
     while not place.over:
         try:
@@ -239,7 +239,7 @@ async def writer(place: Place, plot: Plot, name: str, topics: Sequence[str], rng
 
 
 async def settle(talk: Talk, plot: Plot, *, aborting: bool = True) -> None:
-    """Get every transaction's outcome from the service; open ones time out soon, or are aborted."""
+    """Wait until every transaction is decided, and record its state; abort those that would not time out soon."""
     for transaction in plot.transactions:
         with trio.fail_after(PATIENCE_S):
             while True:

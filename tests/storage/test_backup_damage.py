@@ -1,4 +1,4 @@
-"""A cut of a store with damaged blocks contains what is readable and names the rest; unless allowed to, it fails."""
+"""A backup of a store with damaged blocks fails; with permission, it has the readable rows and names the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROWS = 1_000
 
 
 async def fill(folder):
-    """Write topics with a message each, and one with many incompressible ones, all of it in tables."""
+    """Write topics with one message each, and one with many incompressible ones; reopen, so that all are in tables."""
     random = Random(1)
     async with await LevelDBStore.open(folder, OPTIONS) as store:
         metadata = Metadata(1, TopicProperties(), 1, 1).encode()
@@ -71,7 +71,7 @@ async def listed(cut, name):
 
 @pytest.fixture
 async def opened(tmp_path):
-    """Return a function that opens a cut after flipping a bit in one of the files of a pattern."""
+    """Return a function that flips a bit in the largest file that matches a pattern, and opens a cut."""
     await fill(tmp_path / "data")
 
     async def open_cut(pattern, *, around_damage):

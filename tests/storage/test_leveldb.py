@@ -65,7 +65,7 @@ async def test_a_checkpoint_of_the_metadata_is_requested_once_until_it_is_done(s
         keeper.checkpoint_soon()
         keeper.checkpoint_soon()
         assert len(requests) == 1
-    await store.reclaim(METADATA, b"", b"\xff")  # another one writes it first
+    await store.reclaim(METADATA, b"", b"\xff")  # this writes a checkpoint before the requested one
     with monkeypatch.context() as patched:
         patched.setattr(keeper.thread, "put", requests.append)
         keeper.checkpoint_soon()
@@ -206,7 +206,7 @@ async def test_commits_that_begin_commits_do_not_starve_the_event_loop(store):
 
 
 def _until_written(store, groups=1):
-    """Block the event loop's thread, so that no task runs until then."""
+    """Wait until this many groups are written, blocking the event loop's thread, so that no task runs before that."""
     end_s = time.monotonic() + PATIENCE_S
     while len(store._group_commit._written) < groups:
         assert time.monotonic() < end_s

@@ -1,6 +1,6 @@
 """A stream of publishes: requests are pipelined, and small ones are stored together.
 
-Each request gets the verdict, the limits and the errors of ``POST …/publish``. Requests enter the topic's mailbox in
+Each request has the same authorization, limits and errors as ``POST …/publish``. Requests enter the topic's mailbox in
 the order of arrival, and are answered in that order. A run of single messages is one request to the topic.
 """
 
@@ -61,7 +61,7 @@ class _Taken:
     size: int
     """Bytes reserved for it."""
     put: Future[Any] | PlainsongError
-    """Receives the topic's answer; or the error, if the topic was not asked."""
+    """Receives the topic's answer; or an error, if the request was refused before it reached the topic."""
     begun_s: float
 
     @property
@@ -245,7 +245,7 @@ class LocalStream:
         if not isinstance(outcome, PlainsongError):
             try:
                 outcome = await outcome.wait()
-            except Exception as error:  # noqa: BLE001 - a bug is answered, and logged, as one
+            except Exception as error:  # noqa: BLE001 - a bug is logged, and answered as an internal error
                 outcome = self._plain(error)
         self._taken.popleft()
         self._requests -= len(taken.numbers)

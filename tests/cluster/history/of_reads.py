@@ -1,4 +1,4 @@
-"""Read anomalies: each page is compared with the log as its kind of reader must see it."""
+"""Read anomalies: each page is compared with the log as a reader with its isolation must see it."""
 
 from __future__ import annotations
 
