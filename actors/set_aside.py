@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from storage.damage import Gap
 
 log = logging.getLogger(__name__)
-#: An id with this end, in the scrub's findings, means the place right after the row at its position.
+#: In the scrub's findings, an id that ends in these bytes is a bound right after the row at its position.
 BEHIND = bytes(9) + b"\x01"
 #: The format of the file, stated in its first line.
 FILE_FORMAT = 1
@@ -144,7 +144,7 @@ class SetAsides:
 
     async def _remove(self, name: TopicName, work: _Work, stretch: SetAsideRange, prefix: bytes) -> None:
         if stretch.gaps:
-            # New messages fall into the damaged block's range of keys, and are readable only in new files.
+            # New messages may have keys in the damaged block's range; they can be read only if they are in new files.
             await self._store.begin_files()
         note = NoteSetAside(work.span.generation, stretch.first, stretch.last, stretch.known_rows)
         await self._directory.ask(name, note)
@@ -298,7 +298,7 @@ class _Work:
 
 
 def _keys(span: Span, first_id: bytes, last_id: bytes) -> tuple[bytes, bytes]:
-    """Return ``[start, stop)`` of the message rows from one id to another; stored messages count as their reference."""
+    """Return ``[start, stop)`` of the message rows from one id to another; stored messages have one row."""
     start = span.prefix + first_id[:POSITION_BYTES] + (b"\x00" if first_id.endswith(BEHIND) else b"")
     last = min(last_id[:POSITION_BYTES], _watermark(span))
     return start, span.prefix + last + b"\x00"

@@ -71,7 +71,7 @@ export function effectLines({ effect = {}, warnings = [] }, who = {}) {
   return lines.length ? lines : ["Nothing changes for readers."];
 }
 
-// Summarize a result in a few words; empty if readers do not notice it.
+// Summarize a result in a few words; empty if nothing changed for readers.
 export function outcome({ effect = {}, warnings = [] }) {
   const words = [];
   for (const [name, word] of Object.entries({ hides: "hidden", returns: "back", removes: "removed" })) {

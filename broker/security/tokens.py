@@ -36,7 +36,7 @@ State = Literal["active", "expired", "revoked"]
 
 
 class BadTokensFile(ValueError):
-    """A tokens file that cannot be used; the text has the position."""
+    """A tokens file that cannot be used; the text says where the fault is."""
 
 
 def new_token(choose: Callable[[str], str]) -> str:
@@ -55,7 +55,7 @@ def checksum(body: str) -> str:
 
 
 def fault_of(token: str) -> str | None:
-    """Return the fault in the form of a token; None if there is none."""
+    """Return what is wrong with the form of a token; None if the form is valid."""
     if not token.startswith(PREFIX):
         return "it does not begin with psg_"
     if not _TOKEN.fullmatch(token):
@@ -66,7 +66,7 @@ def fault_of(token: str) -> str | None:
 
 
 def hash_of(token: str) -> str:
-    """Return the hash that the file stores of a token."""
+    """Return the hash of a token, as stored in the file."""
     return "sha256:" + sha256(token.encode()).hexdigest()
 
 
@@ -130,7 +130,7 @@ NO_TOKENS = TokenTable.of(())
 
 
 def parse_tokens(data: bytes) -> TokenTable:
-    """Parse a tokens file. Raises BadTokensFile: use nothing of it."""
+    """Parse a tokens file. Raises BadTokensFile: do not use any part of the file."""
     if len(data) > MAX_FILE_BYTES:
         raise BadTokensFile(f"it is larger than {MAX_FILE_BYTES} bytes")
     try:
@@ -212,7 +212,7 @@ def time_text(time_ms: int | None) -> str | None:
 
 
 def revoked(entries: Iterable[TokenEntry], chosen: Callable[[TokenEntry], bool], now_ms: int) -> list[TokenEntry]:
-    """Return the entries; revokes those chosen that are not revoked yet."""
+    """Return all entries; the chosen ones are revoked, now or earlier."""
     return [
         replace(entry, revoked_ms=now_ms) if entry.revoked_ms is None and chosen(entry) else entry for entry in entries
     ]

@@ -1,4 +1,4 @@
-"""HTTP on event loops, with httpcore: headers, time limits, and the failures after which nothing was sent."""
+"""HTTP on event loops, with httpcore: headers, time limits, and a distinction of failures before anything was sent."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ async def exchange(
 
     Args:
       limit_s: the time-out of the whole exchange; ``send.timeout_s`` limits each of its steps.
-      max_answer_bytes: the most bytes to read of the response's body.
+      max_answer_bytes: the maximum number of bytes to read from the response's body.
     """
     request = http_request(send, send.timeout_s, more_headers)
     progress = SendProgress(request)
@@ -189,7 +189,7 @@ async def exchange(
                 await response.aclose()
     except (*NOTHING_SENT, *TIME_OVER, *BROKEN) as error:
         return _failure_of(error, send.timeout_s)
-    if not progress.has_begun:  # in a busy program both limits may pass before either is noticed; this one wins then
+    if not progress.has_begun:  # in a busy program httpcore's limit may have passed too, but this one was noticed first
         return Failure("connect", f"no connection within {limit_s:g} s")
     return Failure("timeout", f"no answer within {limit_s:g} s")
 

@@ -126,7 +126,7 @@ class CommitWriter:
     async def _put_free_cells(
         self, batch: CommitBatch, claim: Claim, expected: dict[bytes, Expect], progress: _CommitProgress
     ) -> None:
-        """Put the cells that no head governs; first one with an expectation, since that may refuse the whole commit."""
+        """Put the cells that no head governs; those with an expectation first, as they may refuse the whole commit."""
         free = {key: value for key, value in batch.metadata.items() if governor(key) != metadata_key(claim.name)}
         for key in sorted(free, key=lambda key: key not in expected):
             value, wanted = free[key], expected.get(key)
@@ -237,11 +237,11 @@ def commit_parts(commit: Sequence[Operation]) -> Iterator[CommitPart]:
 #     absent                                     put
 #     the same bytes                             an earlier attempt of ours has succeeded: done
 #     of a commit that will never take effect    invisible to all readers: replaced
-#     anything else                              another owner is at work
+#     anything else                              another owner has put it
 
 
 class RowWriter:
-    """Puts rows, packed."""
+    """Packs rows of messages and payloads, and puts them."""
 
     def __init__(self, pool: Pool, tables: Tables, owners: Owners, *, max_cell_bytes: int) -> None:
         self._pool = pool
@@ -254,7 +254,7 @@ class RowWriter:
 
         They raise:
           Deposed: another owner has put a row there.
-          StoreError: some rows may have been put; they count if the commit does.
+          StoreError: some rows may have been put; they take effect if the commit does.
         """
         keys = [operation.prefix + suffix for suffix in operation.suffixes]
         # No head governs rows of a topic other than the claim's; only tests of stores write those.
@@ -283,8 +283,8 @@ class RowWriter:
 
 # --- removals and rollbacks: cells next to the packed rows, until all rows of one are removed -------
 #
-# A row of HBase is removed as it was read, by its timestamp: a row put in its place since stays, and the removal hides
-# no later put, whatever the clock.
+# A row of HBase is removed by the timestamp with which it was read. So a row that has replaced it since then stays, and
+# the removal does not hide later puts, whatever their clocks say.
 
 
 _FIRST_REMOVAL_PAGE = 16

@@ -154,7 +154,7 @@ async def test_an_unreadable_staging_row_blocks_nothing(caplog):
     assert "pointer row unreadable" in caplog.text
 
 
-# --- invisible to all others ----------------------------------------------------------------------------
+# --- invisible to transactions --------------------------------------------------------------------------
 
 
 async def test_staged_pointers_are_in_no_list_of_transactions_and_bind_to_no_authority():

@@ -1,4 +1,4 @@
-"""Races in which one party is held at the store until the other is done: every reader sees all or nothing."""
+"""Races in which the store delays one request until another has finished: every reader sees all or nothing."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_every_ask_of_a_topic_ends_waits_or_is_known_not_to():
 
 @pytest.fixture
 def no_second_look(monkeypatch):
-    """Otherwise a lost wake-up would stay hidden: event streams check again every 15 s, and waits end after 60 s."""
+    """Disable what would hide a lost wake-up: event streams check again every 15 s, and waits end after 60 s."""
     monkeypatch.setattr(events, "PING_S", 100 * PATIENCE_S)
     monkeypatch.setattr(requests, "MAX_WAIT_MS", WAIT_MS)
 

@@ -53,7 +53,7 @@ class RingProducer:
     """Requests that were found missing, or were sent again to find out."""
 
     async def run(self, place: Place) -> None:
-        """Send until the ring is over and no outcome is unknown."""
+        """Send until ``place.over`` and until no outcome is unknown."""
         while not place.over or self.pending:
             try:
                 async with place.talk() as talk:

@@ -75,7 +75,7 @@ frontend front
 backend daemon
     server daemon 127.0.0.1:{daemon} {options}
 """
-#: How a proxy speaks to the daemon: over plain HTTP, or over TLS, in which HAProxy chooses HTTP/2.
+#: How a proxy connects to the daemon: over plain HTTP or over TLS. Over TLS, HAProxy chooses HTTP/2.
 WAYS = ["nginx, plain", "nginx, TLS", "haproxy, plain", "haproxy, TLS"]
 
 
@@ -209,7 +209,7 @@ def test_server_sent_events_arrive_one_by_one(proxied: Proxied, client: Client, 
     assert answer.status == 200
     for number in range(3):
         client.publish(topic, b"number %d" % number)
-        # The next message is published once this one was read: none waits in the proxy for another.
+        # The next message is published only after this one has been read: the proxy must not hold any back.
         while b"number %d" % number not in answer.readline():
             pass
     connection.close()

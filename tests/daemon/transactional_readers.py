@@ -35,7 +35,7 @@ class Habit:
     encoding: str = "frames"
     wait_ms: int = 0
     inclusive: bool = False
-    """True if each poll requests the last message again, and expects it."""
+    """True if each poll starts at the last message of the poll before, and must return it again."""
     snapshot: bytes | None = None
     view: int | None = None
     begun_s: tuple[float, float] | None = None
@@ -92,7 +92,7 @@ async def read_page(talk: Talk, topic: str, habit: Habit, position: bytes | None
 
 
 async def reader(place: Place, topic: str, habit: Habit, plot: Plot, pause_s: float = PAUSE_S) -> None:
-    """Read until the ring is over, with pauses; after the daemon's death, continue at the same position."""
+    """Read until ``place.over``, with pauses; after the daemon was killed, continue at the same position."""
     position: bytes | None = None
     while not place.over:
         try:
@@ -146,7 +146,7 @@ async def _read_inside(
 async def many_reader(
     place: Place, topics: Sequence[str], plot: Plot, limit: int | None, pause_s: float = 0.02
 ) -> None:
-    """Read all topics, committed, with one request."""
+    """Repeatedly read all topics with one committed poll."""
     froms: dict[str, bytes | None] = dict.fromkeys(topics)
     while not place.over:
         try:

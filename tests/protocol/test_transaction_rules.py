@@ -1,4 +1,4 @@
-"""The rules of the transaction manager: Tephra's, with each of its hardened quirks by name."""
+"""The rules of the transaction manager: those of Tephra, and each intended difference."""
 
 from __future__ import annotations
 

@@ -17,22 +17,22 @@ def tables(tmp_path_factory):
 
 
 def begin(tables):
-    """A transaction that does not time out on a slow machine."""
+    """Begin a long transaction, which does not time out even on a slow machine; return its pointer."""
     return int(tables.ask("POST", "/v1/transactions", {"type": "long"})["id"])
 
 
 def moment_of(tables, topic):
-    """The publish time of the topic's newest message; nothing gets a time up to it any more."""
+    """Return the publish time of the topic's newest message; everything published afterwards gets a later time."""
     messages = tables.ask("POST", f"{READ}/{topic}/poll", {})
     at_ms = int(messages[-1]["id"][:16], 16)
-    wait_until_later_than(at_ms)  # after a closed moment, ids may be a millisecond ahead of the clock
+    wait_until_later_than(at_ms)  # after a read as of a moment, ids may be a millisecond ahead of the clock
     tables.ask("POST", f"{READ}/{topic}/poll", {"asOfMs": at_ms})
     return at_ms
 
 
 @pytest.fixture
 def history(tables, request):
-    """Two topics, with a transaction over both that is committed after the moment, and the moment."""
+    """Return two topics and a moment. A transaction with messages in both topics is committed after the moment."""
     name = request.node.name.replace("_", "-")
     topics = [tables.create(f"{name}-a"), tables.create(f"{name}-b")]
     early, late = begin(tables), begin(tables)

@@ -67,10 +67,10 @@ def absorb(keeping: Keeping, messages: DataFrame) -> Absorbed:
     """Add the connector's rows to the tables, without those that the tables already have.
 
     ``messages`` must have no gap before the last message of each topic. On return, the rows are in the tables, on disk.
-    After an error they may be, and the caller has to pass them again.
+    After an error, it is uncertain whether they are, and the caller has to pass them again.
     """
     weighed = keeping.unseen(parsed(messages))
-    # Good messages are parsed, so drop their payloads; a dead letter is nothing but its payload.
+    # Drop the payloads of good messages, which are parsed. A dead letter has only its payload.
     lean = weighed.withColumn("size", F.length("payload")).withColumn(
         "payload", F.when(F.col("reason").isNotNull(), F.col("payload"))
     )
@@ -114,7 +114,7 @@ FULL_ROWS: Final = 5_000_000
 
 
 class TablesBusy(CommandFailed):
-    """Another process keeps these tables. No table was changed; the folder exists."""
+    """Another process has locked these tables for writing. No table was changed; the folder exists."""
 
 
 class Keeping:
@@ -148,7 +148,8 @@ class Keeping:
     def add(self, rows: dict[str, DataFrame], through: dict[str, str]) -> list[Part]:
         """Add the rows, by table, of all messages up to ``through``; return the new parts.
 
-        On return, the rows are in the tables, on disk. After an error they may be; the caller may pass them again.
+        On return, the rows are in the tables, on disk. After an error, it is uncertain whether they are; the caller may
+        pass them again.
         """
         folder = new_folder(self._manifest.sequence + 1)
         written = [write_part(each, self._tables[name], self._root, folder) for name, each in rows.items()]

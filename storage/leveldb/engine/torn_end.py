@@ -1,4 +1,4 @@
-"""Leaves out a record that a power cut or a kill has torn at the end of a log or manifest that LevelDB refuses to open.
+"""Removes a torn record, left by a power cut or a kill at the end of a log or manifest, so that LevelDB opens the file.
 
 Both files have LevelDB's log format. The log being written is longer than its records (``newest_log``), and the rest
 reads as zeros. If the power fails during a sync, the disk may have stored any sectors of the record; the others read as
@@ -10,8 +10,8 @@ appends to a log that it has read: the torn commit was never acknowledged. In a 
 it removes a file that the edit makes obsolete: the state before the torn edit is complete. A record counts as torn if
 
 * nothing begins after it,
-* a sector of its own, or its part of its first or last one, reads as zeros, or it ends in zeros: a write that was cut
-  off has stored its beginning,
+* it ends in zeros, as after a write that was cut off; or one of its sectors reads as zeros (of its first and last
+  sector only the record's part counts),
 * and a copy of the database opens without it, with the log that the manifest then names.
 
 Everything else is damage. The file itself is cut, and synced, only after the copy has opened.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: The unit that a disk stores whole or not at all.
 SECTOR_BYTES = 512
-#: Zeros at the end of a record from which on it counts as cut off.
+#: A record with at least this many zeros at its end counts as cut off.
 _CUT_BYTES = 8
 #: If a header has at least this many bytes before the end of a sector, part of its length is there: if these bytes are
 #: all zeros, the end of the record is unknown.
@@ -46,7 +46,7 @@ _NEVER_CHANGED = {".ldb", ".sst"}
 
 
 def logs_among(names: Iterable[str]) -> list[str]:
-    """Return the names that are names of logs."""
+    """Return those of the names that belong to logs."""
     return [name for name in names if _LOG.match(name)]
 
 
@@ -56,7 +56,7 @@ def newest_log_of(names: Iterable[str]) -> str | None:
 
 
 def torn_ends(directory: Path) -> list[tuple[Path, int]]:
-    """Return the newest log and the manifest of a database if they end in a torn record, with the offset of that."""
+    """Return the newest log and the manifest of a database if they end in a torn record, with the record's offset."""
     names = [newest_log_of(os.listdir(directory)), _manifest_of(directory)]
     found = [(directory / name, torn_record((directory / name).read_bytes())) for name in names if name is not None]
     return [(file, start) for file, start in found if start is not None]
