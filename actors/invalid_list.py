@@ -92,7 +92,7 @@ class InvalidPass:
         self._directory = directory
         self._keeper = invalids if callable(invalids) else lambda: invalids
         self._ask = directory.ask if ask is None else ask
-        #: Pointers of the list that topics have rolled back; those topics refuse all later writes under them.
+        #: Pointers on the list, each with the topics that have rolled it back. They refuse all later writes under it.
         self._done: dict[int, set[TopicName]] = {}
 
     async def run_once(self) -> PassReport | None:

@@ -1,4 +1,4 @@
-"""The second copy: rates of each mode compared with none, and the unavailability during a take-over.
+"""The second copy: the rate in each mode compared with no copy, and the unavailability during a take-over.
 
 All of it takes about seven minutes: ``nice -n -19 python -m bench copied``. The object store is a real S3 server,
 versitygw, on the same machine; a proxy in front of it adds a latency to each answer.
@@ -40,7 +40,7 @@ daemons of a row are measured in turn. *p50* and *p99* are the waits of *sync* i
 TOPIC = "copied"
 MODES = ("none", "async", "sync")
 MESSAGE_BYTES = 100
-#: Longer than any silence in a valid run.
+#: Longer than any interruption in a valid run.
 PATIENCE_S = 180.0
 _RETRY_S = 0.02
 #: Topics that one load generator fills.
@@ -77,7 +77,7 @@ def measure_copied(profile: Profile, scratch: Path, say: Callable[[str], None]) 
 
 @contextmanager
 def _daemon(home: Path, mode: str, environ: Mapping[str, str]) -> Iterator[Daemon]:
-    """Run a daemon; if it has a second copy, yield once all its commits count."""
+    """Run a daemon; if it has a second copy, yield once all its commits can be restored from the copy."""
     settings = {} if mode == "none" else {"replication_to": f"s3://{BUCKET}/{mode}", "replication_mode": mode}
     with daemon(home / mode, ("broker",), environ, **settings) as running:
         if settings:
@@ -109,7 +109,7 @@ class _Cell:
         return float(result["requests_per_s"])
 
 
-# --- a put that takes longer ---------------------------------------------------------------------------
+# --- slower object stores ------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -169,7 +169,7 @@ async def _pass_later(source: trio.SocketStream, sink: trio.SocketStream, delay_
 def _change_hands(
     profile: Profile, home: Path, environ: Mapping[str, str], what: str, say: Callable[[str], None]
 ) -> dict[str, Spread]:
-    """Fill a primary, let a standby follow it, and measure the silence while the standby becomes the primary."""
+    """Fill a primary, let a standby follow it, and measure the interruption while the standby becomes the primary."""
     messages, topics = profile.taken_over
     settings = {
         "replication_to": f"s3://{BUCKET}/{what}",

@@ -32,7 +32,7 @@ class Notifier:
         self._send(b"STOPPING=1")
 
     def alive(self) -> None:
-        """Report that the event loop runs."""
+        """Report that the event loop is running."""
         self._send(b"WATCHDOG=1")
 
     def _send(self, message: bytes) -> None:

@@ -126,7 +126,7 @@ class Testing:
 
 
 class _Started(trio.TaskStatus[Any]):
-    """Reports the start without the listeners."""
+    """Passes ``started`` on without the value, the listeners."""
 
     def __init__(self, inner: trio.TaskStatus[None]) -> None:
         self._inner = inner

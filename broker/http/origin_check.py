@@ -1,4 +1,4 @@
-"""The Host and Origin checks: they decide which requests of web pages, in a browser on this machine, are served.
+"""The Host and Origin checks, which protect the daemon against web pages of other sites in its users' browsers.
 
 A browser sends requests of any page to any address. ``Host`` reveals pages that reached this address under their own
 name (DNS rebinding); ``Origin`` and ``Sec-Fetch-Site`` reveal pages of other sites that used the right name. Requests
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 #: A host with an optional port, as in ``Host``.
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)(?:%[\w.%-]*)?\]|([\w.-]{1,255}))(?::(\d{0,5}))?", re.ASCII)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-#: Methods with which a page of another origin changes nothing, and whose answers browsers do not show to it.
+#: Methods that change nothing, and whose answers a browser does not show to a page of another origin.
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-#: Headers that a page of an allowed origin may read, besides our own headers; and those that it may send.
+#: Headers that a page of an allowed origin may read, in addition to our own.
 _EXPOSED = ("Retry-After", "X-Request-Id", "RateLimit", "RateLimit-Policy")
+#: Headers that a page of an allowed origin may send.
 _SENT = "authorization, content-type, accept, last-event-id, traceparent, prefer"
 PREFLIGHT_S = 600
 

@@ -211,7 +211,7 @@ def pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp, max_cell_
 
 
 def _fits(keys: Sequence[bytes], values: Sequence[bytes], max_cell_bytes: int) -> bool:
-    """True if all of them fit one row of HBase, as in most commits."""
+    """True if all rows fit into one row of HBase, as in most commits."""
     size = _PACKED_STRUCT.size + len(keys) * (len(keys[0]) + _SIZE_BYTES) + sum(map(len, values))
     same = len(set(map(len, keys))) == 1 and _is_placed(keys[0])
     return len(keys) <= MAX_ROWS and size <= max_cell_bytes and same

@@ -82,8 +82,9 @@ class State(NamedTuple):
     terms: frozenset[Term]
     owners: frozenset[Owner]
     epochs: tuple[int, ...]
-    """Epoch of each topic in the store; ``epoch``: of the service."""
+    """The epoch of each topic, as in the store."""
     epoch: int = 0
+    """The epoch of the service, as in the store."""
     rows: frozenset[int] = frozenset()
     """Topics enlisted in the store."""
     questions: frozenset[Message] = frozenset()

@@ -1,4 +1,4 @@
-"""Producer sessions over HTTP: open, fence, show, list in pages, forget; and the switch that refuses them."""
+"""Producer sessions over HTTP: open, fence, show, list in pages, delete; and topics with deduplication switched off."""
 
 from __future__ import annotations
 

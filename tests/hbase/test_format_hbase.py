@@ -1,4 +1,4 @@
-"""docs/format.md describes HBase correctly: its example matches byte by byte."""
+"""The example of the layout in HBase in docs/format.md matches the code, byte by byte."""
 
 from __future__ import annotations
 

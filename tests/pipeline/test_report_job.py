@@ -1,4 +1,4 @@
-"""A report of a real daemon's topics has the figures that Python makes of what ``messages`` shows; nothing changes by it."""
+"""A report on a real daemon's topics has the same figures as a computation in Python, and changes nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(daemon, spark) -> Run:
 
 
 def fill(client: Client) -> None:
-    """Two topics with plain messages and transactions of every fate, one of them open to the end."""
+    """Fill two topics with plain messages and with transactions of every outcome; one transaction stays open."""
     for topic in ("orders", "parcels"):
         client.create_topic(topic, ttl_s=3600)
     client.publish("orders", [b"one", b"two"])

@@ -1,4 +1,4 @@
-"""A transaction belongs to its name; lists show only what the name may see; inspecting shows no payload."""
+"""A transaction belongs to the name that began it; lists show only what a name may see; inspection shows no payload."""
 
 from __future__ import annotations
 

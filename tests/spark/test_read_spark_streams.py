@@ -1,4 +1,4 @@
-"""``spark.readStream.format("plainsong")``: micro-batches, checkpoints, restarts, and an idle query's few questions."""
+"""``spark.readStream.format("plainsong")``: micro-batches, checkpoints, restarts, and how rarely an idle query polls."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Query:
         return (writer.trigger(availableNow=True) if now else writer).start()
 
     def run(self, topic, **given):
-        """Read the present messages; return the ended query."""
+        """Read all messages available now, until the query ends; return the query."""
         query = self.start(topic, **given)
         assert query.awaitTermination(SPARK_PATIENCE_S)
         return query
 
     def batches(self) -> list[list[str]]:
-        """The texts of each micro-batch so far."""
+        """Return the texts of each micro-batch so far."""
         folders = sorted((self.folder / "rows").glob("*"), key=lambda each: int(each.name))
         return [
             [json.loads(line)["text"] for part in sorted(each.glob("*.json")) for line in part.read_text().splitlines()]
@@ -117,7 +117,7 @@ def test_a_batch_that_was_not_committed_is_read_again_as_it_was(query, tables):
     topic = tables.create("rerun")
     written = texts(tables.publish_many(topic, 60))
     query.run(topic, maxOffsetsPerTrigger=30)
-    for name in ("1", ".1.crc"):  # as if the query had been killed before it said that batch 1 is done
+    for name in ("1", ".1.crc"):  # as if the query had been killed before it recorded that batch 1 is complete
         (query.folder / "checkpoint" / "commits" / name).unlink(missing_ok=True)
     tables.publish_many(topic, 5, first=60)
     query.run(topic, maxOffsetsPerTrigger=1000)
@@ -142,7 +142,7 @@ def test_an_idle_query_asks_no_more_than_twice_a_second_and_stops_at_once(query,
     eventually(
         "it has asked for more", lambda: running.status["message"].startswith("Getting offsets"), SPARK_PATIENCE_S
     )
-    begun_s = time.monotonic()  # before it is asked how often: a pause between both must not shorten the time
+    begun_s = time.monotonic()  # taken before the count: a pause between the two can only lengthen the measured time
     before = asked(tables.url)
     eventually("it asks four times", lambda: asked(tables.url) >= before + 4, SPARK_PATIENCE_S)
     assert time.monotonic() - begun_s > 2
@@ -151,7 +151,7 @@ def test_an_idle_query_asks_no_more_than_twice_a_second_and_stops_at_once(query,
 
 
 def asked(url: str) -> float:
-    """Calls answered until now, but for those that ask for this number."""
+    """Return the number of requests answered so far, without those to the metrics."""
     with urllib.request.urlopen(f"{url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     counts = [line for line in lines if line.startswith("plainsong_requests_total{") and 'route="metrics"' not in line]
