@@ -1,9 +1,10 @@
 """Measures how long topics are unavailable when their owner leaves or dies.
 
 There is one client per topic, connected to the remaining instance. When its topic is released, it publishes repeatedly
-until that instance answers itself (a forwarded response names the owner); the time until then is the topic's silence.
-The client detects the release by a poll parked at the leaving owner, which ends with the release, so detection takes no
-polling interval, and the clients cause no load before. A dying owner releases all topics at once.
+until that instance answers without forwarding (a forwarded response names the owner); the time until then is the
+topic's *silence*. The client detects the release by a long poll at the leaving owner, which ends with the release. So
+detection is not delayed by a polling interval, and the clients cause no load before. A dying owner releases all topics
+at once.
 """
 
 from __future__ import annotations

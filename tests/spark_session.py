@@ -1,6 +1,6 @@
-"""A test run's shared Spark session: two cores, small, quiet, in UTC, on loopback; and a faster start of JVMs.
+"""The Spark session that a test run shares (two cores, small, quiet, in UTC, on loopback), and faster startup of JVMs.
 
-python -m tests.spark_session     loads a session's classes, for their archive
+python -m tests.spark_session     loads the classes that a session needs, so that the JVM can archive them
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _spark() -> Path | None:
 
 
 def _archive() -> Path:
-    """Return the archive's path. An archive fits only one Java and one set of jars, at the path where it was made."""
+    """Return the archive's path. An archive works only with the Java, the jars and the path with which it was made."""
     java, spark = shutil.which("java"), _spark()
     parts = [os.path.realpath(java)] if java else []
     parts.append(str(_CACHE))
@@ -116,7 +116,7 @@ def spark_home() -> Path | None:
 
 
 def make_archive() -> None:
-    """Write ``CLASSES`` unless it exists, which takes half a minute, once."""
+    """Write ``CLASSES`` unless it exists. Writing takes half a minute."""
     _CACHE.mkdir(parents=True, exist_ok=True)
     with (_CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

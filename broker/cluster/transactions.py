@@ -61,7 +61,10 @@ class LinkedPeer:
     """
 
     def __init__(self, owners: Callable[[], Owners]) -> None:
-        """``owners``: called for each call, because the owners are created later."""
+        """
+        Args:
+          owners: returns the owners, which are created after this object; used for each call.
+        """
         self._owners = owners
 
     async def sync(self, known: ReplicaVersion, wait_ms: int = 0) -> ReplicaUpdate:
@@ -128,7 +131,7 @@ async def announce_namespace(owners: Owners, namespace: str) -> None:
 
 
 class TransactionCalls:
-    """Answers the calls of other instances; calls of the service raise NoOwner unless this instance owns it."""
+    """Answers the calls of other instances; calls to the service raise NoOwner unless this instance owns it."""
 
     def __init__(self, authority: Authority, namespaces: Namespaces) -> None:
         self._authority = authority

@@ -1,10 +1,10 @@
-"""An outbox: messages that wait in the database of their rows until a relay has published each of them once.
+"""An outbox: messages are kept in the database of the rows that they belong to until a relay has published them.
 
 plainsong_outbox          one row for each message: written by ``Outbox``, numbered and removed by ``Relay``
 plainsong_outbox_topics   one row for each topic: the relay's producer, the next number, the last number sent
 
-The database draws a message's ``id`` before its transaction commits, so ids become visible out of order and with
-gaps. The relay gives the ``number`` to messages that it sees committed, without gaps; it is the sequence id in the
+The database assigns a message's ``id`` before its transaction commits, so ids become visible out of order and with
+gaps. The relay assigns the ``number`` when it reads a committed message, without gaps; it is the sequence id in the
 topic.
 """
 
@@ -136,7 +136,7 @@ def create_outbox(engine: Engine, name: str = TABLE) -> OutboxTables:
 
 @contextmanager
 def raising_unavailable(failed: str) -> Iterator[None]:
-    """Raises OutboxUnavailable, which says what ``failed``, for what the database raises in the block."""
+    """Converts errors of the database in the block to OutboxUnavailable; ``failed`` begins its text."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -149,7 +149,7 @@ def check_dialect(dialect: Dialect) -> None:
 
 
 def check_backend(name: str) -> None:
-    """The same by the name of a dialect, as a URL has it."""
+    """Raises OutboxUnusable unless the dialect of this name, as in a URL, is supported."""
     if name not in DIALECTS:
         detail = f"an outbox works on PostgreSQL and SQLite, not on {name}"
         raise OutboxUnusable(detail, hint="keep the outbox in one of them")
@@ -189,11 +189,12 @@ class Outbox:
             Outbox(session).publish("orders", b"17")
             session.commit()          # the row, and a message that the relay will publish; or neither
 
-    No call waits for a daemon. Messages that a savepoint or the session rolls back were never there. A second
-    ``Outbox`` of the same session is the same outbox.
+    No call waits for a daemon. Messages that are rolled back with a savepoint or the session are never published. A
+    second ``Outbox`` of the same session is the same outbox.
 
     Args:
-      session: a ``Session``, or a ``scoped_session`` for this thread's. Commit the session, not its connection.
+      session: a ``Session``; or a ``scoped_session``, whose session for this thread is used. Commit the session, not
+        its connection.
       tables: from ``outbox_tables``; None: those named ``plainsong_outbox``.
       engine: the engine, for a session with several.
       serializer: from values to payloads, as in ``client.publish``.
@@ -358,7 +359,7 @@ SQLITE_PATIENCE_S = 30.0
 
 
 def outbox_engine(url: str, *, create: bool = False) -> Engine:
-    """Creates an engine for PostgreSQL, by psycopg unless the URL names a driver, or for SQLite.
+    """Creates an engine for SQLite, or for PostgreSQL (with psycopg unless the URL names another driver).
 
     Args:
       create: whether a missing SQLite file may be created.

@@ -1,4 +1,4 @@
-"""Topics change owners at any time while they are written and read: the store decides, whatever the views say.
+"""Topics change owners at any time while they are written and read: the store decides who owns them, not the views.
 
 Instances publish and read concurrently, views of ownership change and contradict each other, and stores stall. In the
 end each acknowledged message is stored once, in order; refused ones are not stored; and every read included the messages
@@ -152,7 +152,7 @@ def test_acknowledged_messages_are_stored_once_and_no_read_is_stale_whatever_the
     played(steps)
 
 
-#: Another owner claims the topic unnoticed by an owner that then gets a request.
+#: Another instance claims the topic, and the previous owner gets a request before it has noticed.
 BEHIND_ITS_BACK = [
     *[("publish", "a", 1), ("settle",)],
     *[("view", "b", "b"), ("publish", "b", 1), ("settle",)],

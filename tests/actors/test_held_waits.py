@@ -1,4 +1,4 @@
-"""Waiting for the outcome of a write pointer: every decision wakes it, no wait is unnecessary, and it is bounded."""
+"""Waits for the outcome of a write pointer: a decision ends them, none is unnecessary, and their number is limited."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S
 
 
 async def started(nursery, pointers, pointer, since=None):
-    """Start a wait; once it waits, return the event of its end."""
+    """Start a wait; once it blocks, return an event that is set when it ends."""
     done = trio.Event()
 
     async def wait():

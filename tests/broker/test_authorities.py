@@ -84,7 +84,7 @@ async def test_undecided_pointers_outlive_a_restart_and_are_decided_after_it():
 
 
 async def test_with_a_tephra_its_clients_are_referred_to_it(autojump_clock):
-    """No server listens at the Tephra's address, and the daemon starts without one."""
+    """No server listens at Tephra's address; the daemon starts nevertheless."""
     settings = {"transactions__service": "tephra", "transactions__tephra": "127.0.0.1:1"}
     async with in_process(**settings) as daemon:
         await daemon.create()

@@ -34,7 +34,7 @@ Step = bytes | None | Callable[[socket.socket], None]
 
 
 class Server:
-    """Reads complete requests and answers each connection's requests with its steps in order; the last step repeats."""
+    """Reads complete requests, and answers each with the next of ``steps``; the last step repeats."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps = list(steps) or [OK]

@@ -1,4 +1,4 @@
-"""The scheduler: each trigger has one run, whichever process is killed."""
+"""The scheduler: each trigger causes exactly one run, whichever process is killed."""
 
 from __future__ import annotations
 

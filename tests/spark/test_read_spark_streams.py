@@ -1,4 +1,4 @@
-"""``spark.readStream.format("plainsong")``: micro-batches, checkpoints, restarts, and how rarely an idle query polls."""
+"""``spark.readStream.format("plainsong")``: micro-batches, checkpoints, restarts, and idle queries."""
 
 from __future__ import annotations
 
