@@ -96,7 +96,7 @@ class Following:
         return found
 
     def complete_from(self, topic: str, start: bytes) -> bytes:
-        """Return the position from which a range that starts at ``start`` must be complete; no message was before it."""
+        """Return the position from which a range from ``start`` on must be complete; there was no message before it."""
         position, later = self._empty_to.get(topic, (None, FIRST))
         return later if position is not None and position.next == start else start
 
@@ -213,7 +213,7 @@ class Backlog:
         self._counted: dict[str, tuple[bytes, bytes, int]] = {}
 
     def counted(self, wanted: Mapping[str, Wanted], isolation: Isolation, trigger: Trigger) -> dict[str, int] | None:
-        """Return the messages that wait for others, by topic; None if it is time for a micro-batch, or none waits.
+        """Return by topic how many messages wait for more to arrive; None if it is time for a micro-batch or none wait.
 
         Raises:
           BrokerError: a topic cannot be read.
@@ -244,7 +244,7 @@ class Backlog:
         self._counted.clear()
 
     def _messages(self, topic: str, start: bytes, isolation: Isolation, most: int) -> int | None:
-        """Count the messages from ``start`` on, those counted before only once; None if some may be lost."""
+        """Count the messages from ``start`` on, continuing an earlier count; None if some may be lost."""
         began, end, messages = self._counted.get(topic, (start, start, 0))
         if began != start:
             end, messages = start, 0

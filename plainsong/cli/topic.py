@@ -94,7 +94,7 @@ def create(
 
 
 def _create(client: Client, topic: str, properties: dict[str, Any], *, if_not_exists: bool) -> bool:
-    """Create a topic. False: it exists, with these properties. Raises TopicExists."""
+    """Create a topic; return False if it exists with these properties. Raises TopicExists."""
     try:
         run_call(client, calls.create_topic(client.namespace, topic, properties, if_not_exists=False))
     except TopicExists:
@@ -194,7 +194,7 @@ def _show_rows(
 
 
 def _sorted(client: Client, column: TopicColumn, descending: bool) -> list[TopicRow]:
-    """All topics of the namespace in the order of a column."""
+    """Return all topics of the namespace, sorted by a column."""
     order = "desc" if descending else "asc"
     query = {"namespace": client.namespace, "sort": column, "order": order, "limit": 500}
     found = pages(lambda after: run_call(client, calls.topics_page({**query, "after": after})))
@@ -495,7 +495,7 @@ def verify(topic: str, known: str | None, as_json: bool, where: Where) -> None:
 
 
 def _known_head(file: str) -> ChainHead:
-    """The head in a file. Raises CommandFailed, InvalidParameter."""
+    """Read the head in a file. Raises CommandFailed, InvalidParameter."""
     try:
         with click.open_file(file, "rb") as opened:
             return ChainHead.parse(opened.read(MAX_HEAD_BYTES))
@@ -505,7 +505,7 @@ def _known_head(file: str) -> ChainHead:
 
 @contextmanager
 def _in_namespace(where: Where, topic: str) -> Iterator[tuple[Client, str]]:
-    """A client of the namespace that precedes the topic's name, or else of the command's; and the name alone."""
+    """Yield a client and the topic's name; the namespace is the one before the name, or else the command's."""
     namespace, _, name = topic.rpartition(":")
     if namespace:
         where = replace(where, namespace=namespace)

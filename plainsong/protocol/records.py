@@ -55,7 +55,7 @@ class SetAside(NamedTuple):
     """The number of rows, all saved to a file; None: some could not be read."""
 
 
-#: The most ranges set aside in a topic; expired ones are forgotten.
+#: The maximum number of ranges set aside in a topic; expired ranges are dropped.
 MAX_SET_ASIDE = 1_000
 
 
@@ -295,7 +295,7 @@ def pack_record(record: dict[str, object]) -> bytes:
 
 
 def unpack_record(value: bytes, what: str) -> dict[str, Any]:
-    """Decode a map of ``pack_record``; ``what`` names the kind of row in the error. Raises DamagedRow."""
+    """Decode the result of ``pack_record``; ``what`` names the kind of row in the error. Raises DamagedRow."""
     if value[:1] != bytes([_VERSION]):
         raise DamagedRow(f"a {what} row has version {value[:1].hex() or 'none'}, this version reads {_VERSION}")
     try:

@@ -1,4 +1,4 @@
-"""An outbox: messages are kept in the database of the rows that they belong to until a relay has published them.
+"""An outbox: messages are kept in the database of the rows that they belong to until a relay has published each once.
 
 plainsong_outbox          one row for each message: written by ``Outbox``, numbered and removed by ``Relay``
 plainsong_outbox_topics   one row for each topic: the relay's producer, the next number, the last number sent

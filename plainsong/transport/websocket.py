@@ -34,7 +34,7 @@ BROKEN_FRAMES = (LocalProtocolError, RemoteProtocolError)
 
 
 def address_of(url: str) -> tuple[str, int, bool]:
-    """Host and port of a daemon's URL, and whether it uses TLS; of a Unix socket its path and 0."""
+    """Return host and port of a daemon's URL, and True if it uses TLS; for a Unix socket, its path and 0."""
     scheme, host, port, _, _ = place_of(url)
     if scheme == b"unix":
         return host.decode(), 0, False
@@ -62,7 +62,7 @@ class Handshake:
         )
 
     def answered(self, data: bytes) -> dict[str, str] | None:
-        """The headers of the accepting answer, names in lower case; None while it is incomplete.
+        """Return the headers of the accepting answer, names in lower case; None while it is incomplete.
 
         Raises:
           the error of a refusal; UnexpectedAnswer: the server does not speak WebSocket.
@@ -124,7 +124,7 @@ class Frames:
             elif isinstance(event, Ping):
                 yield None, self._frames.send(event.response())
             elif isinstance(event, CloseConnection):
-                orderly = self._frames.state is not ConnectionState.OPEN  # otherwise these were not frames
+                orderly = self._frames.state is not ConnectionState.OPEN  # otherwise the frames were invalid
                 self.closed = close_error(int(event.code), event.reason or ""), orderly
                 if self._frames.state is ConnectionState.REMOTE_CLOSING:
                     yield None, self._frames.send(event.response())

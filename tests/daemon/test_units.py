@@ -95,7 +95,7 @@ def calls_of(name: str) -> set[str]:
 def test_a_daemon_makes_no_system_call_that_its_unit_refuses(tmp_path):
     trace = tmp_path / "trace"
     wrapper = ["strace", "-D", "-f", "-qq", "-c", "-o", str(trace)]
-    # As under the unit, under which the limit on open files need not be raised.
+    # As in the unit, where the limit on open files need not be raised.
     settings = ("http.processes=2", "http.max_connections=100")
     with Daemon(tmp_path / "data", *settings, wrapper=wrapper) as daemon:
         with Client("http://{}:{}".format(*daemon.address)) as client:

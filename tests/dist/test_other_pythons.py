@@ -16,7 +16,7 @@ from tests.daemon.harness import Daemon
 from tests.dist.environments import environment, is_compiled, required, run
 from tests.spark.installed import environ_of
 
-#: Versions that both support. 3.12.0 to 3.12.2 cannot start a thread once the main thread has ended.
+#: Versions that client and daemon support. 3.12.0 to 3.12.2 cannot start a thread once the main thread has ended.
 NAMED = ("3.11", "3.12", "3.13")
 OTHERS = [each for each in NAMED if each != f"{sys.version_info.major}.{sys.version_info.minor}"]
 _numbers = count()

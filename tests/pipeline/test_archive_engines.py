@@ -1,4 +1,4 @@
-"""Programs that read Delta tables can read an archive: each message once, and nothing of an uncommitted batch."""
+"""Programs that read Delta tables can read an archive: each message once, and no uncommitted batch."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Polars(Arrow):
 
 
 class DuckDB(Arrow):
-    """Over Arrow."""
+    """DuckDB, which reads the table through Arrow."""
 
     def rows(self, day=None):
         import duckdb

@@ -1,4 +1,4 @@
-"""Quotas: buckets filled by the clock, refusals with the time to retry, and no name at the expense of another."""
+"""Quotas: buckets filled by the clock, refusals with the time to retry, and independence of names."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_stream_pays_for_each_request_however_many_come_at_once(limit):
 
 
 def frozen(daemon):
-    """Fill no bucket, however long the requests take."""
+    """Stop the clock of the quotas, so that no bucket is filled, however long the requests take."""
     daemon.daemon.service.security.guard.quotas._now_s = Clock()
 
 
@@ -237,7 +237,7 @@ async def pieces(parts):
 
 @asynccontextmanager
 async def writer_of(daemon):
-    """A client with connections of its own: one that has used another route leaves the hot path."""
+    """A client with its own connections, since a connection that has used another route leaves the hot path."""
     base_url, headers = daemon.daemon.http.base_url, daemon.files.header("writer")
     async with httpx.AsyncClient(
         base_url=base_url, headers=headers, trust_env=False, verify=False, timeout=PATIENCE_S

@@ -1,4 +1,4 @@
-"""Routes of messages: publish, poll, follow, look at them; and of the readers of a topic."""
+"""The routes of messages (publish, poll, follow, inspect) and of a topic's readers."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Walk(InlineDelivery):
 
     @property
     def wanted(self) -> int:
-        """Roughly the number of rows with which the next scan should begin."""
+        """About how many rows the first list of the next scan should have."""
         return _FIRST_CHUNK_ROWS
 
     def scans(self) -> Iterator[Scan]:
@@ -146,7 +146,7 @@ class Walk(InlineDelivery):
         return self._feed(rows)
 
     def _feed_later(self, rows: Rows, as_of: AsOfView) -> bool:
-        """Take rows, some written after the moment, where only rows under a pointer may be visible.
+        """Take rows of which some were written after the moment; of those, only rows with a pointer may be visible.
 
         Once a row's pointer was issued after the moment, all later rows were written after it too, and are invisible.
         """
@@ -163,7 +163,7 @@ class Walk(InlineDelivery):
             return False
         return go_on and not self._is_over
 
-    #: The maximum number of rows that it reads after its moment.
+    #: The maximum number of rows to read after the moment.
     _most_later_rows: float = float("inf")
 
     def _cut_later(self, message_id: bytes) -> None:
@@ -267,7 +267,7 @@ class Paging(Walk):
         self._cut = False
         #: The item that did not fit; empty before one was read.
         self.following = b""
-        #: The message after which it ends although there may be more; everything up to it has been read.
+        #: The message after which the page ends although there may be more; everything up to it has been read.
         self._read_to: bytes | None = None
 
     @property
@@ -296,7 +296,8 @@ class Paging(Walk):
     ) -> bool:
         """Take visible messages in wire form, in order. Returns False when the page is full.
 
-        ``attributes``: of the messages that have any, by index of the item.
+        Args:
+          attributes: the attributes of messages that have any, by index of the item.
         """
         self.attributes = (
             {items[index][1 : 1 + ID_BYTES]: each for index, each in attributes.items()} if attributes else {}
@@ -423,7 +424,7 @@ class Paging(Walk):
 # it remembers the ids of messages at a stride of bytes; when there are too many, it drops every other one.
 
 
-#: The maximum number of ids remembered; each of a thousand parts is then exact to a sixteenth.
+#: The maximum number of ids stored. With a thousand parts, each part's size is then exact to a sixteenth.
 MAX_SPLIT_POINTS = 16_384
 
 
@@ -507,7 +508,7 @@ class Extent(Walk):
 # --- counts, and the newest message: both read a bounded number of rows -----------------------------
 
 
-#: An item is longer by this than a plain row's value and position, which usage counts.
+#: An item has this many bytes more than a plain row's value and position, which are what usage counts.
 _ITEM_EXTRA_BYTES = 10
 
 

@@ -33,7 +33,7 @@ _KEY, _VALUE = itemgetter(0), itemgetter(1)
 TOGETHER = 16
 #: Larger rows are read one at a time.
 _TOGETHER_BYTES = 4 << 10
-#: The longest list of rows, and about its maximum size. A page that ends within a list has wasted the read of the rest,
+#: A list's maximum number of rows, and about its maximum size. A page that ends in a list has read the rest in vain,
 #: and each list costs its reader a few microseconds.
 LIST_ROWS = 500
 _LIST_BYTES = 256 << 10
@@ -91,7 +91,7 @@ def one_by_one(scan: RangeScan, *, reverse: bool = False) -> Iterator[Iterable[R
     """Yield the rows as LevelDB has them; none may be a pack. Iterating raises plyvel's errors."""
     # Downwards, plyvel 1.5.1 finds nothing if the only key of a range is its start.
     start = None if reverse else scan.start
-    # Closed here rather than by the garbage collector: an iterator keeps table files and the handle.
+    # Closed here rather than by the garbage collector: an iterator keeps table files and the handle open.
     with closing(scan.stored(start=start, stop=scan.stop, reverse=reverse, include_value=scan.values)) as iterator:
         first = next(iterator, None)
         if first is None:
@@ -251,7 +251,7 @@ def _of_rows(some: list[Row], scan: RangeScan, prefix: bytes) -> Iterator[Sequen
 
 
 def _taken_apart(some: list[Row], scan: RangeScan, prefix: bytes) -> Iterator[Sequence[Row]]:
-    """Yield the rows of the range in some stored rows, some of which are packs."""
+    """Yield the rows that are in the range from stored rows, some of which are packs."""
     for is_pack, run in groupby(some, _is_pack):
         if not is_pack:
             rows = list(run)
@@ -306,7 +306,7 @@ def lists_down(scan: RangeScan) -> Generator[Sequence[Row], None, None]:
 
 
 def _of_pack(pack: Pack, scan: RangeScan, *, reverse: bool = False) -> Iterator[Sequence[Row]]:
-    """Yield the rows of the range in a pack; if the caller wants few, those come in a list of their own first."""
+    """Yield the rows of a pack that are in the range. If the caller wants only a few, the first list has only those."""
     low, end = pack.index(scan.start), pack.index(scan.stop)
     part = max(scan.wanted, _FEW_ROWS) if scan.wanted else end - low
     if reverse:
@@ -346,7 +346,7 @@ def _value_bytes(row: Row) -> int:
 
 
 def _step_behind(size: int) -> int:
-    """Return how many rows to read at once after one of this size."""
+    """Return how many rows to read at once after a row of this size."""
     return TOGETHER if size <= _TOGETHER_BYTES else 1
 
 
@@ -369,7 +369,7 @@ def _are_plain(rows: list[Row]) -> bool:
 
 
 def look_for_damage(database: Any, start: bytes, stop: bytes, *, reverse: bool = False) -> None:
-    """Raise LevelDB's error if a range in which no rows were found cannot be read at the end where reading began.
+    """Raise LevelDB's error if no rows were found in a range because it cannot be read where reading began.
 
     plyvel's iterators (1.5.1) end without an error if the block they begin in is damaged and is the last one. Its raw
     iterators check each step.
