@@ -153,10 +153,10 @@ async def watch_jumps(clock: Clock, on_jump: Callable[[], None]) -> None:
             on_jump()
 
 
-# --- disk space: LevelDB needs room to delete, so publishes stop while some is left ----------------
+# --- disk space: LevelDB needs some to delete, so publishes are refused before the disk is full -----
 
 
-#: Seconds between checks of the disk; a gigabyte a second would need a gibibyte of ``min_free_bytes``.
+#: Seconds between checks of the disk. Writes of a gigabyte a second would need ``min_free_bytes`` of a gibibyte.
 DISK_CHECK_INTERVAL_S = 1.0
 
 

@@ -7,7 +7,9 @@ import select
 
 
 def nap(seconds: float) -> None:
-    """Sleep in a thread to give the event loop the interpreter lock. Releasing is not enough: waking takes a moment.
+    """Sleep in a thread so that the event loop gets the interpreter lock.
+
+    It is not enough to release the lock, since the loop's thread takes some time to wake.
 
     ``time.sleep`` would fail under libfaketime when the clock is set back.
     """
@@ -15,15 +17,15 @@ def nap(seconds: float) -> None:
 
 
 class Waker:
-    """Wakes the event loop from another thread, at a fraction of the cost of trio's own way, if a server listens to it.
+    """Wakes the event loop from another thread, at a fraction of the cost of trio's own way if a server watches it.
 
-    A server that waits for an epoll registers the descriptor there, edge-triggered, so that nothing has to be read or
+    A server that waits on an epoll registers the descriptor with it, edge-triggered, so that nothing has to be read or
     registered again for each wake-up. The loop then checks for completed work.
     """
 
     def __init__(self) -> None:
-        #: True if a server listens. Set by the event loop; a wake-up during the change is not lost, since the loop
-        #: runs then.
+        #: True if a server watches the descriptor. Set by the event loop; a wake-up during the change is not lost,
+        #: since the loop runs then.
         self.is_watched = False
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 

@@ -1,4 +1,4 @@
-"""This instance as a member of a cluster: its links, the route to any owner, and its answers to other instances."""
+"""This instance as a member of a cluster: its links, calls of the owners of topics, and answers to other instances."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from broker.tls import Certificates
     from plainsong.protocol.errors import PlainsongError
 
-#: Additional concurrent calls on a link, for those that are not clients' requests.
+#: How many concurrent calls a link may have in addition to clients' requests.
 OWN_CALLS = 1024
 
 
@@ -135,12 +135,12 @@ class Local:
 
 
 class Dispatcher:
-    """Answers the calls of other instances: here, or with NoOwner, but never by a third instance.
+    """Answers the calls of other instances itself, or with NoOwner, but never by calling a third instance.
 
-    A stream that was begun here is the exception: it continues after its topic has moved (``serve_stream``).
+    The exception is a stream that began on this instance: it continues after its topic has moved (``serve_stream``).
 
     Args:
-      endpoints: the local ones, as without a cluster.
+      endpoints: the endpoints that answer on this instance, as without a cluster.
       budget: limits the memory of other instances' streams.
     """
 
@@ -161,7 +161,7 @@ class Dispatcher:
         }
 
     def __call__(self, call: Call, reply: PendingReply) -> None:
-        """Answer a call. Raises NoOwner: this instance does not own the call's subject, and nothing happened."""
+        """Answer a call. Raises NoOwner: this instance does not own what the call is about, and has changed nothing."""
         handler = self.kinds.get(call.kind)
         if handler is None:
             raise BadRequest(
@@ -181,7 +181,7 @@ class Dispatcher:
         route, handler = self._endpoints[name]
         for owned in topics_in(request) if route.owner == "topics" else [owned_name(route.owner, request.path)]:
             self._refuse_unless_mine(owned)
-        # The instance that was asked has authenticated the name; each owner authorizes it by its own grants.
+        # The instance that got the request has authenticated the name; each owner authorizes it by its own grants.
         admission = self._local.guard.admission_of(request.who)
         self._local.guard.authorize(admission, route, request.path)
         request.who, request.rights = admission.who, admission.rights
@@ -234,7 +234,7 @@ class Dispatcher:
         found: list[Any] = [self._forbidden(one.name, identity) for one in wanted]
         allowed = [at for at, error in enumerate(found) if error is None]
         here, asked = self._local.topics, [wanted[at] for at in allowed]
-        if left_s is None or len(asked) < len(wanted):  # a refusal is news: do not wait
+        if left_s is None or len(asked) < len(wanted):  # a refusal is answered without a wait
             answers: Sequence[Any] = await here.look(asked)
         else:
             answers = await here.wait(asked, trio.current_time() + left_s)
@@ -243,7 +243,7 @@ class Dispatcher:
         return Reply(found)
 
     def _forbidden(self, name: TopicName, identity: Sequence[Any]) -> PlainsongError | None:
-        """Return the error if the name that another instance let in may not poll a topic. Raises Unauthenticated."""
+        """Return the error if the name that the caller authenticated may not poll a topic. Raises Unauthenticated."""
         guard = self._local.guard
         admission = guard.admission_of(decode_identity(identity[0]) if identity else ANONYMOUS)
         return None if admission.rights.on_topic("poll", *name) else forbidden(admission.who, "poll", str(name))

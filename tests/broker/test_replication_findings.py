@@ -1,4 +1,4 @@
-"""A second copy as shown to operators: findings, and the duration of writes to the object store."""
+"""What operators are shown of a second copy: findings, and the duration of writes to the object store."""
 
 from __future__ import annotations
 

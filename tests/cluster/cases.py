@@ -27,7 +27,7 @@ WHOLE = (0, 1, 4, 7, 8)
 
 @dataclass(slots=True, eq=False)
 class Case:
-    """One topic; call ``number`` of its calls to HBase gets ``fate``."""
+    """A topic with the number of the call to HBase that is disturbed, and with the ``fate`` of that call."""
 
     topic: str
     number: int
@@ -41,7 +41,7 @@ class Case:
 
 
 class ByTopic:
-    """A proxy's choice: the one call that each case names. With ``ends``, a case's later calls are all lost."""
+    """Selects the calls that a proxy disturbs: one for each case; with ``ends``, the case's later calls are lost."""
 
     def __init__(self, cases: list[Case], *, ends: bool = False) -> None:
         self._cases = {case.topic.encode(): case for case in cases}
@@ -95,7 +95,7 @@ class Client:
                 await trio.sleep(0.05)
 
     async def send(self, sequences: tuple[int, ...]) -> None:
-        """Send the request until it is stored; after an error, opening the session again shows whether it is."""
+        """Send the request until it is stored; after an error, open the session again to find out whether it is."""
         messages = [payload_of(number) for number in sequences]
         request = {"messages": messages, "producer": "p", "sequenceIds": sequences, "atomic": len(sequences) > 1}
         while True:

@@ -82,7 +82,7 @@ class Rows:
         return [row.row for row in self._rows]
 
     async def answer(self, _: Address, name: str, args: tuple[Any, ...]) -> object:
-        """Answer a call like a gateway."""
+        """Answer a call as a gateway does."""
         if name == "scannerOpenWithScan":
             await trio.sleep(0.01)
             self._scanners.append(self._within(args[1]))

@@ -1,4 +1,4 @@
-"""Syncs as the kernel sees them: a sync per commit, and the error if one fails."""
+"""Sync calls that the kernel receives: one for each commit, and the error if one fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Volumes: the whole contract with tiny ones, and the promises about sealing, changing, opening and closing them."""
+"""Volumes: the store's contract with tiny volumes, and how volumes are sealed, changed, opened and closed."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_no_more_volumes_are_open_than_allowed(store):
 
 
 def leases(store: LevelDBStore, monkeypatch: pytest.MonkeyPatch) -> set[Volume]:
-    """From now on, record the volumes whose databases are leased."""
+    """Record the volumes whose databases are leased after this call."""
     found: set[Volume] = set()
     acquire = store._db.databases.acquire
     monkeypatch.setattr(store._db.databases, "acquire", lambda volume: found.add(volume) or acquire(volume))
@@ -973,7 +973,7 @@ def test_a_volume_is_removed_even_if_one_of_its_files_cannot_be_shortened(folder
     assert not folder.exists()
 
 
-# --- operations that the commit applies only if they still fit --------------------------------------
+# --- operations that the commit applies only if the volumes have not changed ------------------------
 
 
 async def test_volumes_that_have_left_the_set_cannot_be_replaced_again(store):

@@ -132,7 +132,7 @@ function Scrub({ app, scrub, now, start, aside }) {
   </section>`;
 }
 
-// Return the body of /readyz; a 503 becomes one, too, with its reasons.
+// Return the body of /readyz; for an answer with status 503, a body made from its error.
 async function readiness() {
   try {
     return await get("/readyz");

@@ -2,7 +2,7 @@
 
     operations   first, in this order, as one commit
     answers      after the commit, never before
-    looks        after it too, with the watermark that it moved
+    looks        also after the commit, with the new watermark
 
 If the commit fails, the actor crashes, and requests that may have happened get OutcomeUnknown instead of these answers.
 
@@ -354,7 +354,7 @@ class RowBatch:
         return size
 
     def add_reference(self, suffix: bytes, value: bytes) -> None:
-        """Append a row whose messages are in the payload table; items start over after it."""
+        """Append a row whose messages are in the payload table; items are counted from the next row on."""
         self.value_bytes += len(value)
         self.suffixes.append(suffix)
         self.values.append(value)
@@ -371,7 +371,7 @@ class RowBatch:
         self.pointers.append((first_item, stop, pointer))
 
     def _expire(self, first_item: int, runs: Iterable[Run], ttls_s: Sequence[int | None]) -> int:
-        """Record the expiry times of the items from ``first_item`` on. Returns the first of them, 0 for none."""
+        """Record the expiry times of the items from ``first_item`` on. Returns the earliest, or 0 if there is none."""
         stamps = (run.ts_ms for run in runs for _ in range(run.length))
         own = {
             index: ts_ms + ttl_s * 1000
@@ -447,7 +447,7 @@ def values_of(
 
 
 def _begin_with(heads: tuple[bytes, bytes], values: list[bytes]) -> int:
-    """Replace the head of the first value, ``heads[1]`` as in all others, with ``heads[0]``; return its growth."""
+    """Replace the head of the first value, which is ``heads[1]``, with ``heads[0]``; return how much longer that is."""
     first, others = heads
     if first == others:
         return 0
@@ -458,7 +458,7 @@ def _begin_with(heads: tuple[bytes, bytes], values: list[bytes]) -> int:
 def own_ttls(
     count: int, request_ttl_s: int | None, message_ttls_s: Sequence[int | None] | None
 ) -> Sequence[int | None] | None:
-    """Return each message's time to live in seconds, the shorter of the request's and its own; None without any."""
+    """Return each message's time to live in seconds, the shorter of the request's and its own; None if none has one."""
     if message_ttls_s is None:
         return None if request_ttl_s is None else [request_ttl_s] * count
     if request_ttl_s is None:
