@@ -56,7 +56,7 @@ def measure_chained(profile: Profile, scratch: Path, say: Callable[[str], None])
 
 
 class _Side:
-    """One topic under load: its rates, and the daemon's processor time per publish."""
+    """Measures publishes to one topic: their rates, and the daemon's processor time per publish."""
 
     def __init__(self, running: Daemon, topic: str, connections: int, seconds: float) -> None:
         self._running, self._connections, self._seconds = running, connections, seconds

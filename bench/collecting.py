@@ -3,9 +3,9 @@
     python -m bench.collecting [--topics 100000] [--listings 20] [--stream-s 20]
 
 A daemon runs in this process and opens the topics, each with one message. While a connection publishes, ``GET
-/v1/topics`` is requested repeatedly; then one stream of ``/v1/events`` about a single topic is open. It prints the
-longest collections, as reported to ``gc.callbacks``, the slowest publishes, and what one open topic takes: memory of the
-process, and containers that a collection would visit.
+/v1/topics`` is requested repeatedly; then one stream of ``/v1/events`` for a single topic is open. It prints the
+longest collections, as reported to ``gc.callbacks``, the slowest publishes, and the cost of one open topic: memory of
+the process, and containers that a collection would visit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ print(*(f"{each * 1000:.0f}" for each in sorted(slowest)[-5:]), f"of {len(slowes
 
 
 class Pauses:
-    """Records the processor time of this process's collections: that of other programs must not count."""
+    """Records the processor time of this process's collections, which the load of other programs does not change."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []

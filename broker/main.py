@@ -1,7 +1,7 @@
-"""Lifetimes of the daemon's parts: nested blocks; the outermost lives longest.
+"""Start and end of the daemon's parts, in nested blocks: the outermost begins first and ends last.
 
-A standby (broker.standby) comes before all of them: once it has taken over, the primary starts on its directory. After
-a planned switch the primary's directory becomes a standby's.
+A standby (broker.standby) runs before all of them: once it has taken over, the primary starts with its directory. After
+a planned switch the primary's directory becomes that of a standby.
 
     open_store
     └── second copy                  if there is one: ships the store's commits
@@ -89,7 +89,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
       StoreUnusable: the store cannot be opened; nothing was changed.
       OSError: the address cannot be listened on.
       TracesUnavailable: tracing is configured, and OpenTelemetry is not installed.
-      NameTaken: another instance of the cluster has our name.
+      NameTaken: another instance of the cluster has the name of this one.
     """
     with short_collections():
         while True:
@@ -128,7 +128,7 @@ async def _follow(config: Config, announce: Callable[[Running], None]) -> bool:
 
 
 async def _run(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> bool:
-    """Serve. Returns True if the log was handed over to a standby, whose log this process will follow."""
+    """Serve. Returns True if a standby has taken over as planned, so that this process is to follow its log."""
     notifier = Notifier(os.environ)
     traces = open_traces(config)
     stop, switching = trio.Event(), trio.Event()
@@ -196,7 +196,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
         if membership is not None and daemon.cluster is not None:
             rebalance = start_rebalance(daemon.cluster.handover, membership, actors)
             add_cluster_gauges(metrics, membership)
-        # Front ends, if there are any, read the requests: then the actors' tasks run the turns.
+        # If there are front ends, they read the requests, and the actors' tasks run the turns.
         reads = config.http.processes == 1
         turns, waker = (daemon.directory.environment.run_queue, store.waker) if reads else (None, None)
         async with (
@@ -328,7 +328,7 @@ class Running:
     durability: str
     """``StoreTraits.durability``: a sentence on what an acknowledged message survives."""
     decides: str
-    """The transactions that it decides, in a few words."""
+    """Which transactions the daemon decides, in a few words."""
     thrift: Sequence[str] = ()
     """Addresses of the listener for Tephra's clients, as ``host:port``; usually none."""
     cluster: str = ""
@@ -402,7 +402,7 @@ def _curl_options(running: Running, first: str) -> str:
         return " ".join([*options, f"--unix-socket {first.removeprefix(UNIX)} http://localhost"])
     if running.certificate:
         options.append(f"--cacert {shlex.quote(running.certificate)}")
-        if running.dns_name:  # it may not resolve yet; --connect-to leads to this machine
+        if running.dns_name:  # it may not resolve yet, so connect to this machine
             host, _, port = first.partition("://")[2].rpartition(":")
             here = "127.0.0.1" if host in ("0.0.0.0", "[::]", "") else host  # noqa: S104
             options.append(f"--connect-to {running.dns_name}:{port}:{here}:{port}")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class AsyncTransactions:
     """``AsyncClient.transactions``. Methods take a ``Transaction`` or its id.
 
-    They involve no participants and no blocks, unlike ``AsyncClient.transaction``. Every method raises
-    TransactionsUnavailable if the daemon has no service, and errors of the connection.
+    Unlike ``AsyncClient.transaction``, they have no participants, and no block that ends the transaction. Every method
+    raises TransactionsUnavailable if the daemon has no service, and errors of the connection.
     """
 
     def __init__(self, channel: AsyncChannel) -> None:
@@ -48,7 +48,7 @@ class AsyncTransactions:
 
         Raises:
           TransactionConflict, TransactionNotInProgress, TransactionNotFound: it is not committed.
-          ConnectionLost, DeadlineExceeded: unknown; repeat it, or ``get``.
+          ConnectionLost, DeadlineExceeded: the outcome is unknown; call ``commit`` again, or ``get``.
         """
         return await self._channel.call(service.commit(service.id_of(transaction)))
 
@@ -67,11 +67,11 @@ class AsyncTransactions:
     async def end(
         self, transaction: Transaction | int, how: Literal["abort", "invalidate"] = "abort"
     ) -> dict[str, Any]:
-        """``abort`` or ``invalidate`` by hand, which says what came to pass.
+        """Ends it like ``abort`` or ``invalidate``, for operators: returns also the effects on readers.
 
         Returns:
-          ``state`` as those; in ``effect`` the ``topics`` with the messages that readers lose, and what it
-          ``releases``. Counting asks every topic of the transaction.
+          ``state``, as those methods return it, and ``effect``: the ``topics`` with the number of messages that readers
+          lose, and what it ``releases``. To count them, every topic of the transaction is asked.
         Raises:
           TransactionNotInProgress: it is committed, or rolled back and not to be invalidated. TransactionNotFound.
         """
@@ -79,11 +79,11 @@ class AsyncTransactions:
         return await self._channel.call(service.ended(call(service.id_of(transaction))))
 
     async def checkpoint(self, transaction: Transaction) -> Transaction:
-        """The same transaction with another write pointer. Raises TransactionNotInProgress, TransactionNotFound."""
+        """Returns the transaction with a new write pointer. Raises TransactionNotInProgress, TransactionNotFound."""
         return await self._channel.call(service.checkpoint(transaction))
 
     async def get(self, transaction: Transaction | int) -> TransactionStatus:
-        """Its status; an id that the service does not know, or no longer, has the state ``unknown``."""
+        """Returns its status; the state is ``unknown`` if the service does not know the id, or no longer knows it."""
         return await self._channel.call(service.get(service.id_of(transaction)))
 
     async def list(
@@ -93,7 +93,7 @@ class AsyncTransactions:
         limit: int | None = None,
         after: Transaction | int | None = None,
     ) -> Sequence[TransactionStatus]:
-        """Transactions in progress and invalid ones, oldest first; or those in one state.
+        """Returns transactions in progress and invalid ones, oldest first; or those in one state.
 
         Args:
           limit: 1 000 at most; None: 100.
@@ -107,16 +107,17 @@ class AsyncTransactions:
     async def truncate(self, ids: Collection[int] | None = None, *, before_ms: int | None = None) -> int:
         """Removes transactions from the list of invalid ones. Only safe when all their messages are rolled back.
 
-        The daemon does this by itself once no message of them is left; ``pruning`` says why it does not.
+        The daemon does this by itself once they have no messages left; ``pruning`` says why it has not done so.
 
         Returns:
-          how many were on the list.
+          the number of transactions that were removed from the list.
 
         Args:
-          ids, before_ms: these, or all that were begun before (by the daemon's clock); one of the two.
+          ids: these transactions.
+          before_ms: all that were begun before this time of the daemon's clock. Exactly one of the two is given.
         """
         return await self._channel.call(service.truncate(ids, before_ms))
 
     async def pruning(self) -> Pruning:
-        """The figures for pruning by hand."""
+        """Returns the figures that are needed for pruning by hand."""
         return await self._channel.call(service.pruning())

@@ -280,7 +280,7 @@ def test_instances_are_drained_and_undrained_and_topics_pinned_and_unpinned_afte
         screen.says("confirm-text", "Topics move back to it")
         screen.click("confirm")
         screen.says("instance-row", "serving", instance="b")
-        screen.gone("confirm")  # the dialog stays until the page has loaded, and takes the keys meant for the page
+        screen.gone("confirm")  # until the page has loaded, the dialog is open and gets the keys that are typed
         screen.type("pin-topic", "shop:orders")
         screen.choose("pin-instance", "b")
         screen.click("pin")

@@ -146,7 +146,7 @@ def test_a_clock_that_is_set_back_during_scrub_backup_and_restore_breaks_no_prom
         daemon.kill()
     assert made("verify", folder, "--id", done["id"], "--deep")["ok"]
     assert made("verify", folder, "--id", later["id"], "--deep")["ok"]
-    # The clock is an hour back: ids assigned since the backup are unknown, so restoring needs a confirmation.
+    # The clock is an hour behind: ids assigned since the backup are unknown, so a restore needs a confirmation.
     for name, value in clock(-HOUR_S).items():
         monkeypatch.setenv(name, value)
     target = tmp_path / "new"

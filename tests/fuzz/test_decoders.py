@@ -1,6 +1,6 @@
 """Every decoder and every security file: any bytes are either accepted or refused with a documented error.
 
-The ordinary run uses hypothesis; the long run makes a million inputs for each, from one seed.
+The ordinary run uses hypothesis; the long run makes a million inputs for each decoder, from one seed.
 """
 
 from __future__ import annotations

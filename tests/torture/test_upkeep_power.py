@@ -25,7 +25,7 @@ Rows = list[tuple[bytes, bytes]]
 
 
 class Recorded:
-    """A course and all its writes to the disk."""
+    """A run of a course in ``upkeep.py``, with all its writes to the disk."""
 
     def __init__(self, course: str, directory: Path, made: Path) -> None:
         self.disk = Disk(directory / "data", made, log=True)

@@ -1,8 +1,8 @@
-"""Load that keeps a store's upkeep busy: volumes are sealed, dropped and rewritten, topics are created and deleted.
+"""Load that causes much upkeep of a store: volumes are sealed, dropped and rewritten, topics created and deleted.
 
 Messages that stay are part of the history: they are in topics with a single message each, the only live rows in most
-volumes. The checker cannot judge messages that expire or are deleted with their topic; this module compares them at
-once.
+volumes. The checker cannot judge messages that expire or are deleted with their topic; this module checks the latter
+itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.daemon.talk import topic_path
 FLEETING = "fleeting"
 #: A topic that is repeatedly deleted and created.
 GOING = "going"
-#: Number of topics with a single message each; small, because each is read at every end.
+#: Number of topics with a single message each; small, because each is read whenever the daemon has ended.
 SINGLES = 12
 PAUSE_S = 0.01
 

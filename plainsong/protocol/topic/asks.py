@@ -61,7 +61,7 @@ class Span:
     since: bytes
     """The reader's start, inclusive."""
     until: bytes
-    """Exclusive; never beyond the read watermark."""
+    """The exclusive end; never after the read watermark."""
     now_ms: int
     oldest_ms: int
     """The first publish time that has not expired by the topic's ttl."""
@@ -103,9 +103,9 @@ class Look(Ask[Span]):
     deadline_s: float | None = None
     """The latest time to answer with an empty span, on the actor's monotonic clock; None: at once."""
     undecided: int = 0
-    """Maximum of undecided write pointers that the span lists."""
+    """The maximum number of undecided write pointers that the span lists."""
     as_of_ms: int | None = None
-    """Read only what had been published by this moment; None: by now.
+    """Read only what had been published by this moment; None: everything published so far.
 
     Messages published later get a later publish time. InvalidParameter: the moment is in the future.
     """
@@ -247,7 +247,7 @@ class OpenProducer(Ask[ProducerView]):
     retention_ms: int | None = None
     """Retention while inactive; None: unchanged, or the default. The default is also the minimum."""
     must_be_new: bool = False
-    """Refuse if the producer exists: for names that the service generates."""
+    """Refuse if the producer exists; used for names that the service generates."""
     generation: int | None = None
     """The expected generation of the topic; None: any."""
     discard_staged: bool = False

@@ -1,7 +1,7 @@
-"""Visibility for one reader: from rows to visible messages in wire form, list by list if rows are alike.
+"""Visibility for one reader: rows become visible messages in wire form, a whole list at once if its rows are alike.
 
-``Walk`` in ``reading.py`` decides which rows to read; a delivery decides on each: visible ones go to ``_take``, hidden
-ones are counted, and the reader stops at the first undecided or unreadable one.
+``Walk`` in ``reading.py`` decides which rows to read; a delivery decides what happens to each: visible messages go to
+``_take``, hidden ones are counted, and the reader stops at the first undecided or unreadable one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Delivery:
         self.held_at = b""
         #: When that message expires by its own time to live; 0 if it has none.
         self.held_until_ms = 0
-        #: Counted messages from there on, which the reader would get next.
+        #: The number of messages counted from ``held_at`` on, which the reader would get next.
         self.hidden = 0
         #: Messages skipped because their own time to live is over.
         self.expired = 0
@@ -107,7 +107,7 @@ class Delivery:
     def hold(self, pointer: int, bound: bytes, expires_ms: int = 0) -> bool:
         """Stop the reader before ``bound``. Returns False if later messages need not be counted.
 
-        ``expires_ms``: when the message there expires by its own time to live; 0 if it has none.
+        ``expires_ms``: when the message after ``bound`` expires by its own time to live; 0 if it has none.
         """
         self.held_by, self.held_at, self.held_until_ms = pointer, bound, expires_ms
         self.done = self._hidden_limit == 0
@@ -160,7 +160,7 @@ class VisibleMessages:
 
 # --- rows that refer to stored messages ------------------------------------------------------------
 #
-# A reference is replaced by its payload rows, of the winning segments only.
+# A reference is replaced by its payload rows that are in winning segments.
 
 #: An item: the position of the reference, that of the payload row, and the payload preceded by its length.
 _STORED_ITEM = ITEM_START + b"%b%b%b"
@@ -176,7 +176,7 @@ class Reference:
     ttl_s: int | None
     winners: frozenset[int] | None
     held_at: bytes | None
-    """The bound before which the reader stops if the reference has a message for it; None if it does not stop."""
+    """The bound before which the reader stops if a message of the reference is for it; None if it does not stop."""
     start: bytes
     stop: bytes
     """``[start, stop)`` of the payload keys."""
@@ -300,12 +300,13 @@ class StoredDelivery(Delivery):
 
 # --- rows that have their payload ------------------------------------------------------------------
 #
-# Taken list by list, with one verdict for each pointer in the list: deciding row by row would cost more than reading.
+# Lists are taken as a whole, with one verdict for each pointer in the list: to decide on each row would take longer
+# than to read it.
 
 #: Flags and pointer of a row that has only these before its payload.
 _HEAD_BYTES = 9
 _POINTER = struct.Struct(">q")
-#: Flags of rows that are taken list by list: those without extras, and all of them.
+#: Flags of the rows of which lists are taken as a whole: without extras, and in general.
 _BARE = frozenset({PLAIN, HAS_POINTER})
 _BY_THE_LIST = frozenset({PLAIN, HAS_POINTER, HAS_EXTRAS, HAS_POINTER | HAS_EXTRAS})
 _UNDER_POINTERS = frozenset({HAS_POINTER, HAS_POINTER | HAS_EXTRAS})
@@ -325,7 +326,7 @@ class InlineDelivery(StoredDelivery):
         if flags == {PLAIN}:
             return self._deliver_plain(rows)
         if not flags <= _BARE:
-            flags = {value[0] for _, value in rows}  # the others may be of rows in other lists
+            flags = {value[0] for _, value in rows}  # ``flags`` may be of rows in other lists
         if flags <= _BARE:
             return self._feed_pointers(rows, mixed=PLAIN in flags)
         if flags <= _BY_THE_LIST:
@@ -466,9 +467,9 @@ def _pointer(value: bytes) -> int:
 
 # --- where the payload starts in a row with extras -------------------------------------------------
 #
-# Extras are stamps, indexes and attributes, and all but the last have only a few lengths. So their first bytes (their
-# length, the head of the map, its first key) recur from row to row, and serve as a key to look up where the payload
-# starts, and whether there may be attributes, alone or after another key. No row has to be decoded for that.
+# Extras are stamps, indexes and attributes; only attributes have many lengths. So the first bytes of extras (their
+# length, the head of the map, its first key) are the same in many rows. By these bytes one can look up, without
+# decoding the row, where the payload starts, and whether there may be attributes, alone or after another key.
 
 #: The end of the first bytes of the extras in a row without a pointer: flags, length, map, key of one letter.
 HEAD_STOP = 8
@@ -485,7 +486,7 @@ _ONLY_ATTRIBUTES = bytes([_ONE_KEY]) + msgpack.packb(ATTRIBUTES)
 class PayloadStarts(dict[bytes, int]):
     """The first bytes of a row's extras → where its payload's length starts, in a row without a pointer.
 
-    For rows with a payload and without their own time to live. Entries are computed at the first look-up.
+    Rows must have a payload, and no time to live of their own. Entries are computed at the first look-up.
     """
 
     __slots__ = ("with_attributes",)

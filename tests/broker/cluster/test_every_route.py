@@ -1,8 +1,8 @@
-"""A walk over every route with every verb, at a topic's owner, at another instance, and at front ends.
+"""Requests to every route with every verb, at a topic's owner, at another instance, and at front ends.
 
-The verbs that each operation needs are repeated here from the contract, so that a route that is declared with a weaker
-verb fails the test. The daemons come from ``daemons``, with a real ZooKeeper, links that prove a secret, and front ends
-in separate processes.
+The verbs that each operation needs are listed here as well, so that a route that is declared with a weaker verb fails
+the test. The daemons come from ``daemons``, with a real ZooKeeper, links that require a secret, and front ends in
+separate processes.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Walk:
             self._wrong.append((self._at, self._name, route.name, "the same whatever exists", said))
 
     async def _asks_for_many(self, route):
-        """Check that each topic has its own answer, and that one for a topic without a grant says nothing more."""
+        """Check that each topic has its own answer, and that without a grant it does not depend on the topic."""
         topics = {f"{kind}-{owner}": {} for kind in ("exists", "absent") for owner in "ab"}
         answer = await self._http.post("/v1/namespaces/ns/poll", json={"topics": topics})
         self.asked += 1

@@ -1,8 +1,8 @@
 """The records of a cluster's clients: every write and its outcome, every transaction, every page that was read.
 
-All times are seconds of one monotonic clock, that of the machine all clients run on. Payloads must be unique across
-all topics. The last reading of a topic, made after all work has ended, is its *log*; ``checker.check`` compares it with
-everything that was read before, and finds what is wrong with it.
+All times are seconds of one monotonic clock, that of the machine on which all clients run. Payloads must be unique
+across all topics. A topic is read a last time after all clients have ended, and the result is its *log*;
+``checker.check`` compares the other records with it, and returns the contradictions.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Kind = Literal[
     "lost",  # acknowledged, or committed according to a response, and missing in the end
     "vanished",  # read, and missing in the end
     "doubled",  # a message exists twice, or two messages got the same id
-    "applied anyway",  # refused, reported as undone, or never sent; and there
+    "applied anyway",  # refused, reported as undone, or never sent, and yet present
     "split",  # only part of a request or a transaction is present, or was seen
-    "reordered",  # a page out of order; two readers, two orders; a producer's later sequence first
+    "reordered",  # a page is out of order, two readers saw different orders, or a producer's later sequence came first
     "backwards",  # a request sent after a response got a smaller id
     "behind",  # a message is in the log at a place that a reader had passed
     "uncommitted",  # a committed reader saw an uncommitted message, or one whose commit had not been requested
@@ -48,9 +48,9 @@ class Transaction:
 
     id: int
     begun_s: float = 0.0
-    """When its begin was requested."""
+    """When it was requested."""
     told_s: float = inf
-    """When the begin was answered."""
+    """When the response with its id arrived."""
     pointers: set[int] = field(default_factory=set)
     asked_s: float = inf
     """When its commit was first requested."""
@@ -167,7 +167,7 @@ class History:
     openings: list[Opening] = field(default_factory=list)
     polls: list[Poll] = field(default_factory=list)
     logs: dict[str, Sequence[Row]] = field(default_factory=dict)
-    """By topic."""
+    """Topic → its log."""
 
     def summary(self) -> str:
         """Return its counts in one line."""
