@@ -2,11 +2,11 @@
 
     FORMAT                                  {"format":1,"store":…}: the store of the log
     bases/<epoch>/<commit>-<random>/<number>    a part: rows, encoded as a segment with one commit
-    bases/<epoch>/<commit>-<random>/manifest    written last; without it the parts are not a base
+    bases/<epoch>/<commit>-<random>/manifest    written last; without it the parts are void
 
 A base is read while the store is written. It has everything up to ``commit``, and may have more, up to ``until``. The log
 from ``commit`` on, applied to it, gives the exact state at ``until`` and at every later commit, because a change in the
-log is a whole row or its removal, and so may be applied again.
+log is a row or its removal, never a difference.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ class Base:
     until: int
     """The base is consistent once the log has been applied up to this commit."""
     until_ms: int
-    """A time at which the commit ``until`` was complete."""
+    """The time at which ``until`` had been made."""
     parts: int
     rows: int
     size: int
     """Bytes of its parts."""
     last_digest: bytes
-    """SHA-256 of the last part; each part contains the digest of the one before it."""
+    """SHA-256 of the last part, which names the one before it, and so on."""
 
     @property
     def commit(self) -> int:
-        """The commit whose state the base has; rows may be those of later commits."""
+        """The commit whose state it has, at least."""
         assert self.place.commit is not None  # a base begins at a commit
         return self.place.commit
 
@@ -131,7 +131,7 @@ class Parts:
         self._count = self._rows = self._bytes = 0
 
     def part(self, table: Table, rows: Sequence[Row]) -> tuple[str, bytes]:
-        """Return the next part's name and data. May run in any thread, but only once at a time."""
+        """Return the next part's name and data. For a thread, one at a time."""
         self._count += 1
         commit = Commit(self._time_ms, tuple(_puts(table, rows)))
         at = self._place
@@ -174,7 +174,7 @@ class PartReader:
 
 
 def _puts(table: Table, rows: Sequence[Row]) -> Iterator[Put]:
-    """Yield the rows as operations, each for consecutive rows whose keys have the same length."""
+    """Yield rows in runs of keys of one length."""
     at = 0
     while at < len(rows):
         end, size = at + 1, len(rows[at][0])

@@ -1,9 +1,9 @@
-"""The small objects of the commit log (the seal that ends an epoch, and the lease), and the names of its objects.
+"""The small objects of the commit log: the seal that ends an epoch, and the lease; and the name of each object.
 
     log/<epoch>/<number>   a segment, or the seal
     lease.json             the highest epoch chosen, and the primary's heartbeat
 
-Both are canonical JSON, so that equal values have equal bytes. Epochs and numbers in names have twenty digits, so that
+Both are canonical JSON, so that equal ones have equal bytes. Epochs and numbers in names have twenty digits, so that
 names sort as numbers do.
 """
 
@@ -25,18 +25,18 @@ def log_name(epoch: int, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EpochSeal:
-    """Ends an epoch. Objects after it in the epoch are ignored."""
+    """Ends an epoch. Nothing after it in the epoch counts."""
 
     next: int
     """The epoch that follows; its log belongs to the run that made the seal."""
     run: bytes
     """Distinguishes the seals of two runs that chose the same epoch, which happens where there is no lease."""
     clean: bool = False
-    """True if the primary itself ended the epoch; the epoch then contains every commit that it had acknowledged."""
+    """The primary itself ended the epoch, and everything it had acknowledged counts."""
     gap: bool = False
-    """True if commits between this epoch and the next are missing from the log, so that only a later base has them."""
+    """Commits between this epoch and the next are missing from the log: only a later base covers them."""
     holder: str = ""
-    """The machine of the process that made the seal; only for people who read it."""
+    """The machine of the process that made the seal, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +44,29 @@ class Registration:
     """A standby's entry in the lease: it is ready to take over."""
 
     id: str
-    """Chosen when its process starts."""
+    """Chosen at the start of its process."""
     beat: int
     """Counts its registrations. The primary removes a standby whose count stops changing."""
     holder: str = ""
-    """The machine on which it runs."""
+    """Its machine."""
     commit: int = 0
     """The last commit that it had applied when it registered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The highest epoch that a run has chosen, and more about that run. What ends an epoch is only its seal."""
+    """The highest epoch that a run has chosen. It decides nothing by itself: the seal does."""
 
     epoch: int
     run: bytes
     holder: str = ""
     """The machine of the run."""
     urls: tuple[str, ...] = ()
-    """The URLs at which clients reach the primary; empty until it serves."""
+    """Where clients reach the primary; none until it serves."""
     renewed: int = 0
     """Counts the renewals. A standby takes over if the count has not changed for ``period_ms``."""
     counted: int | None = None
-    """The last commit that counted (``answers.py``) at the renewal."""
+    """The last commit that counted at the renewal."""
     period_ms: int = 0
     """How long a renewal lasts; 0: a standby takes over only by hand."""
     allows_standby: bool = True
@@ -148,7 +148,7 @@ def decode_lease(data: bytes) -> Lease:
             found["epoch"],
             run,
             str(found.get("holder", "")),
-            # URLs are sent in a header, so those with other characters are dropped.
+            # They are sent in a header, so other characters are refused.
             tuple(url for url in map(str, found.get("urls", ())) if url.isascii() and url.isprintable()),
             int(found.get("renewed", 0)),
             None if counted is None else int(counted),

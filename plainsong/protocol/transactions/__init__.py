@@ -1,3 +1,3 @@
-"""Transactions: snapshots and what readers see with them, the states of write pointers, the transaction manager."""
+"""Transactions: snapshots and what they show, the standing of write pointers, and the transaction manager."""
 
 from __future__ import annotations
