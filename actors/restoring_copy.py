@@ -29,7 +29,15 @@ from storage.base import AFTER_ALL, StoreError, StoreUnusable
 from storage.copying import CopyRequest
 from storage.leveldb import LevelDBStore
 from storage.pace import Pace, paced_rows
-from storage.replication.reading import base_before, bases_of, commits_after, rows_of, store_of
+from storage.replication.reading import (
+    base_before,
+    bases_of,
+    commits_after,
+    lacking,
+    reported_commit,
+    rows_of,
+    store_of,
+)
 from storage.replication.segment import RemovedRange
 from storage.threaded import in_thread
 
@@ -69,6 +77,7 @@ async def replay(
       StoreUnusable: there is no base before that point.
       StoreError, DamagedLog: the copy cannot be read.
     """
+    reported = await reported_commit(objects)
     name = await store_of(objects)
     base = base_before(await bases_of(objects), to_commit, to_ms)
     writing = _Writing(into)
@@ -76,6 +85,8 @@ async def replay(
     end = await commits_after(objects, base, writing.take_commits, to_commit=to_commit, to_ms=to_ms)
     if end.commit < base.until:
         raise StoreError(f"the log ends at commit {end.commit}, before the base is consistent at {base.until}")
+    if to_commit is None and to_ms is None and not end.gap and end.commit < reported:
+        raise lacking(end.commit, reported)
     return Replayed(name, base, end)
 
 

@@ -26,14 +26,16 @@ from plainsong.protocol.effects import Table
 from storage.base import AFTER_ALL, StoreError, StoreUnusable
 from storage.leveldb.shipping import NO_COMMIT
 from storage.pace import Pace, paced_rows
-from storage.replication.bases import BASES, FORMAT_NAME, MANIFEST, PART_BYTES, Parts, encode_format
-from storage.replication.carry import ObjectStoreRefused, carry_out, ignore
+from storage.replication.bases import BASES, FORMAT_NAME, MANIFEST, PART_BYTES, Parts, encode_format, epoch_folder
+from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreRefused, ObjectStoreUnavailable, carry_out, ignore
 from storage.replication.conditions import check_replacement
 from storage.replication.counted_store import TORN, TORN_HINT
 from storage.replication.measured import MeasuredObjects, PutTimes
 from storage.replication.notices import log_name
 from storage.replication.outbox import Unsent, commit_of, operations_of
 from storage.replication.protocol import (
+    FOREIGN_HINT,
+    ROOT,
     BucketWentBack,
     DirectoryBehind,
     Foreign,
@@ -47,7 +49,7 @@ from storage.replication.protocol import (
     store,
     take_over,
 )
-from storage.replication.reading import bases_of, rows_of
+from storage.replication.reading import bases_of, has_base_after, is_removed, rows_of
 from storage.replication.record import Record, read_record, write_record
 from storage.replication.segment import ASYNC, MODES, RUN_BYTES, SYNC, encode_segment, is_segment
 from storage.threaded import in_thread
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
     from storage.replication.carry import Objects
     from storage.replication.notices import Registration
     from storage.replication.outbox import Outbox, Taken
-    from storage.replication.protocol import Steps
+    from storage.replication.protocol import Place, Steps
     from storage.replication.segment import Commit, Segment
 
 log = logging.getLogger(__name__)
@@ -162,6 +164,9 @@ class SecondCopy:
         #: Held while the record is replaced.
         self._noting = trio.Lock()
         self._reign: Reign | None = None
+        #: While the log is read: the place after the last segment, and the directory's own commits.
+        self._reached = ROOT
+        self._journal = Unsent(())
         #: Changes that must be made before a base of this epoch begins.
         self._unmade: Sequence[SealedChange] = ()
         #: Batches of the segments that are not stored yet, by number.
@@ -215,9 +220,12 @@ class SecondCopy:
             await self._check_replacement()
         await self._do(claim_prefix(FORMAT_NAME, encode_format(record.store), record.place))
         await self._do(check_place(record.place))
-        unsent = await self._unsent(record)
+        await self._refuse_if_removed(record.place)
+        self._journal = unsent = await self._unsent(record)
         since = unsent.entries[0][0] - 1 if unsent.entries else restarted.last
-        own = OwnDirectory(restarted.last, frozenset(record.runs), since, applies=self._reign is None)
+        own = OwnDirectory(
+            restarted.last, frozenset(record.runs), since, applies=self._reign is None, writer=record.writer
+        )
         known, leased = record.known_epoch, self._objects.can_exchange
         steps = take_over(
             self._run,
@@ -228,7 +236,10 @@ class SecondCopy:
             holder=self._holder,
             terms=self.lease.terms,
         )
+        self._reached = record.place
         place = await self._do(steps, self._apply)
+        await self._refuse_if_removed(self._reached, below=place.epoch)
+        self._journal = Unsent(())
         self.lease.began(place.epoch, self._run, self._holder, begun_s)
         if place.commit is not None and place.commit > restarted.last:
             restarted = self._outbox.restart()
@@ -252,6 +263,38 @@ class SecondCopy:
         self._outbox.progressed(reign.logged, reign.counted)
         await self._note_place()
         log.info("the second copy begins", extra={"epoch": reign.epoch, "commit": restarted.last, "has_base": has_base})
+
+    async def _refuse_if_removed(self, place: Place, *, below: int | None = None) -> None:
+        """Refuse to begin at an end of the log that is none: retention has removed the segments there.
+
+        A seal at such a place ends nothing, since every reader begins with a later base.
+
+        Args:
+          below: the epoch that was begun at ``place``; None before that.
+        Raises:
+          BucketWentBack: the directory is older than the log.
+          StoreError, DamagedLog: the bases cannot be read.
+        """
+        if below is None:
+            is_over = await self._read(partial(is_removed, self._objects, place))
+        else:
+            is_over = await self._read(partial(has_base_after, self._objects, place, below=below))
+        if not is_over:
+            return
+        self.lease.close()
+        raise BucketWentBack(
+            f"the log after this directory's last state, in epoch {place.epoch}, was removed: the directory is too old",
+            hint="restore the copy, or make this directory a standby's: plainsong replica rejoin",
+        )
+
+    async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a read while the object store is away."""
+        while True:
+            try:
+                return await read()
+            except ObjectStoreUnavailable as error:
+                self._failed(error.detail)
+                await trio.sleep(FIRST_PAUSE_S)
 
     async def _check_replacement(self) -> None:
         name = f"{PROBES}/{self._run.hex()}"
@@ -309,7 +352,7 @@ class SecondCopy:
         # First, so that its own seal is recognized if the answer to it is lost.
         await self._note(lambda record: record.started(run))
         record, reign = self._record, self._now
-        own = OwnDirectory(self._outbox.last, frozenset(record.runs), self._outbox.last)
+        own = OwnDirectory(self._outbox.last, frozenset(record.runs), self._outbox.last, writer=record.writer)
         known, leased, holder = record.known_epoch, self._objects.can_exchange, self._holder
         ended = take_over(
             run, reign.place, known=known, leased=leased, directory=own, holder=holder, clean=reign.counted is not None
@@ -467,12 +510,19 @@ class SecondCopy:
         """Write what the log has and the directory lacks: after a power cut, or in an earlier state of the disk.
 
         Raises:
+          Foreign: a commit of the log and the directory's own with the same number differ.
           DirectoryBehind: the log does not continue the directory's last commit.
         """
         self.on_read()
+        self._reached = replace(self._reached, epoch=segment.epoch, number=segment.number + 1)
         for number, commit in enumerate(segment.commits, segment.first):
             last = self._outbox.last
             if number <= last:
+                if self._journal.contradicts(number, commit):
+                    raise Foreign(
+                        f"commit {number} of the log is not that of this directory: a clone of it was continued",
+                        hint=FOREIGN_HINT,
+                    )
                 continue
             if number == last + 1:
                 await self._store.apply(operations_of(commit))
@@ -609,7 +659,8 @@ class SecondCopy:
 
     async def _remove_old(self, newest: Base) -> None:
         """Remove bases and segments that no moment of the last ``keep_s`` needs. Raises StoreError."""
-        bases = await self._kept_bases()
+        # A process that has taken over may be making bases already.
+        bases = [base for base in await self._kept_bases() if base.place.epoch <= newest.place.epoch]
         oldest_ms = self._now_ms() - self._settings.keep_s * 1000
         before = [base for base in bases if base.until_ms <= oldest_ms]
         if len(before) < 2:
@@ -623,7 +674,8 @@ class SecondCopy:
             await self._objects.remove([f"{base.folder}/{MANIFEST}"])
         self._oldest_ms = oldest.until_ms
         kept = {base.folder for base in bases[bases.index(oldest) :]}
-        names = await self._objects.names(BASES)
+        later = epoch_folder(newest.place.epoch + 1)
+        names = [name for name in await self._objects.names(BASES) if name < later]
         await self._objects.remove([name for name in names if name.rpartition("/")[0] not in kept])
         await self._remove_log(oldest)
 
@@ -669,7 +721,7 @@ async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
     run = secrets.token_bytes(RUN_BYTES)
     record = record.started(run)
     await in_thread(write_record, directory, record)
-    own = OwnDirectory(NO_COMMIT, frozenset(record.runs), NO_COMMIT)
+    own = OwnDirectory(None, frozenset(record.runs), NO_COMMIT, writer=record.writer)
     known, leased = record.known_epoch, objects.can_exchange
     # Otherwise a standby would take over next to a daemon that serves the directory without a copy.
     terms = Terms(0, allows_standby=False, is_free=True, is_kept=False)

@@ -21,6 +21,7 @@ import trio
 
 from actors.lease import boot_s
 from actors.second_copy import LOOK_EVERY_S
+from actors.settling import settle
 from plainsong.protocol.effects import Put, Table, put_one
 from storage.base import StoreError, StoreUnusable
 from storage.directory import DataDirectory, empty_store, set_aside
@@ -40,9 +41,9 @@ from storage.replication.protocol import (
     batch_after,
     take_over,
 )
-from storage.replication.reading import AHEAD, all_of, bases_of, rows_of
+from storage.replication.reading import AHEAD, CopyMoved, all_of, bases_of, has_base_after, is_removed, rows_of
 from storage.replication.record import FOLLOWED_KEY, Followed, Record, Settle, read_record, write_record
-from storage.replication.segment import RUN_BYTES, SYNC, DamagedLog, decode_segment, is_segment
+from storage.replication.segment import RUN_BYTES, SYNC, decode_segment, is_segment
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
@@ -130,6 +131,8 @@ class Standby:
         self._now_ms = now_ms
         self._holder = holder
         self._clock = clock
+        #: The time of day when ``clock`` was at 0, as it was at the start.
+        self._zero_ms = now_ms() - round(1000 * clock())
         self._record = Record("", standby=True)
         #: In the lease, until this process ends or takes over.
         self._registration = Registration(secrets.token_hex(4), 0, holder)
@@ -139,7 +142,7 @@ class Standby:
         self._noted = ROOT
         self._time_ms = 0
         self._mode = 0
-        #: A lower bound, from the segments, of how far the primary's clock is ahead of ours.
+        #: A lower bound, from the segments, of how far the primary's clock is ahead of ``_steady_ms``.
         self._ahead_ms = 0
         #: How many objects of the log are read at once: one at its end, more while there are more.
         self._width = 1
@@ -150,6 +153,8 @@ class Standby:
         #: When this lease was first seen. A failed read begins the time again.
         self._lease_since_s = 0.0
         self._lease_read_s = -1e9
+        #: When it was last looked for a base after the end of the log.
+        self._looked_s = -1e9
         self._tidied_s = clock()
         self._read_ms: int | None = None
         self._error = ""
@@ -272,10 +277,8 @@ class Standby:
 
         try:
             await rows_of(self._objects, base, take)
-        except DamagedLog:
-            if base in await bases_of(self._objects):
-                raise
-            raise _BuildAgain from None  # retention removed it for a newer one
+        except CopyMoved:
+            raise _BuildAgain from None
         await self._note(
             replace(self._record, place=base.place, base=base.commit, base_ms=base.until_ms, until=base.until)
         )
@@ -374,13 +377,17 @@ class Standby:
         objects = await self._read_ahead(place)
         self._read_ms = self._now_ms()
         if objects[0] is None:
+            # Without a lease nothing but a later base shows that there was more.
+            is_due = self._lease is None and self._clock() - self._looked_s >= LOOK_EVERY_S
+            if self._lacking or is_due:
+                self._looked_s = self._clock()
+                if await is_removed(self._objects, place):
+                    raise _BuildAgain
             self._caught_up = (place.commit or 0) >= self._record.until
-            if not self._lacking:
-                self._error = ""
-            elif await self._is_removed(place):
-                raise _BuildAgain
-            else:
+            if self._lacking:
                 self._failed(self._lacking)
+            else:
+                self._error = ""
             return False
         self._error = ""
         for _ in objects:
@@ -430,31 +437,17 @@ class Standby:
         operations = [each for segment in segments for commit in segment.commits for each in operations_of(commit)]
         times = [segment.last_ms for segment in segments if segment.commits]
         # With the segments, since a segment that is read again is older then, and shows less.
-        self._ahead_ms = max(self._ahead_ms, *(time_ms - self._now_ms() for time_ms in times), 0)
+        self._ahead_ms = max(self._ahead_ms, *(time_ms - self._steady_ms for time_ms in times), 0)
         await store.apply([*operations, self._row()])
         self._noted = self._place
         self._mode = segments[-1].mode
         if times:
             self._time_ms = times[-1]
 
-    async def _is_removed(self, place: Place) -> bool:
-        """True if the missing object at ``place`` was removed, False if it has not been stored, or was stored since.
-
-        Retention removes a segment only while there is a base that begins after it, and a base is complete only once all
-        segments before it are stored.
-        """
-        if not await self._has_base_after(place.epoch, place.number):
-            return False
-        return await self._objects.get(log_name(place.epoch, place.number)) is None
-
-    async def _has_base_after(self, epoch: int, number: int, below: int | None = None) -> bool:
-        """True if a base begins after this number of the log.
-
-        Args:
-          below: only bases of epochs before this one.
-        """
-        places = [base.place for base in await bases_of(self._objects)]
-        return any((at.epoch, at.number) > (epoch, number) and (below is None or at.epoch < below) for at in places)
+    @property
+    def _steady_ms(self) -> int:
+        """The time of day, without the steps of this machine's clock since the start."""
+        return self._zero_ms + round(1000 * self._clock())
 
     # --- the primary's lease ----------------------------------------------------------------------
 
@@ -533,17 +526,17 @@ class Standby:
         if lacking := self._lacking:
             self._refuse(lacking)
             return False
-        if await self._is_removed(self._place):
+        if await is_removed(self._objects, self._place):
             raise _BuildAgain
         run, before = secrets.token_bytes(RUN_BYTES), self._place
         log.warning("taking over", extra={"reason": reason, "epoch": before.epoch, "commit": before.commit})
         seen = None if reason == "by hand" else self._lease
-        reached = before.epoch, before.number
+        reached = before
 
         async def apply(segment: Segment) -> None:
             nonlocal reached
             await self._apply(store, [segment])
-            reached = segment.epoch, segment.number + 1
+            reached = replace(before, epoch=segment.epoch, number=segment.number + 1)
 
         attempt = take_over(
             run,
@@ -566,13 +559,15 @@ class Standby:
             # Each attempt keeps the primary from its lease, so the client decides whether there is another one.
             self._refuse(error.detail)
             raise
-        if await self._has_base_after(*reached, below=place.epoch):
+        if await has_base_after(self._objects, reached, below=place.epoch):
             # The number was free because retention had removed its segment: the seal there ends nothing.
             raise _BuildAgain
         is_whole = place.clean or self._mode == SYNC
         # By hand, a primary that still serves acknowledges until it next looks at the log.
         late_s = LATE_S + LOOK_EVERY_S if reason == "by hand" else LATE_S
-        settle = None if is_whole else Settle(self._time_ms, self._ahead_ms + round(1000 * late_s))
+        # The rules are applied by the clock as it is now.
+        ahead_ms = max(0, self._ahead_ms + self._steady_ms - self._now_ms())
+        settle = None if is_whole else Settle(self._time_ms, ahead_ms + round(1000 * late_s))
         event = {"epoch": place.epoch, "commit": place.commit, "reason": reason, "whole": is_whole}
         self._place = place
         taken = replace(self._record.at(place, run), standby=False, until=0, shift=None, settle=settle, ahead_ms=0)
@@ -607,6 +602,31 @@ class Standby:
         if self._by_hand:
             self._by_hand, self._refused = False, why
             self._decided.set()
+
+
+async def settle_alone(store: LevelDBStore, record: Record, now_ms: Callable[[], int]) -> None:
+    """Apply the rules of a restore to a store that continues without its log: commits after its last one may be missing.
+
+    Args:
+      store: a standby's, or one that took over and has not applied them yet.
+      record: of its directory.
+    Raises:
+      StoreUnusable: a standby that has not reached a consistent state.
+      StoreError.
+    """
+    what = record.settle
+    if record.standby:
+        value = await store.get(Table.METADATA, FOLLOWED_KEY)
+        row = Followed(record.place, record.base_ms, 0) if value is None else Followed.decode(value)
+        commit = max(row.place.commit or 0, record.place.commit or 0)
+        if commit < record.until:
+            raise StoreUnusable(
+                f"the standby has commit {commit}, and its store is consistent only from commit {record.until} on",
+                hint="start it as a standby until it has caught up, or restore the copy",
+            )
+        what = Settle(row.time_ms, max(row.ahead_ms, record.ahead_ms) + round(1000 * LATE_S))
+    if what is not None:
+        await settle(store, what, now_ms())
 
 
 def _keep_store(directory: Path, aside: str) -> None:

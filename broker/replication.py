@@ -173,7 +173,10 @@ async def _ship(copy: SecondCopy, objects: Objects) -> None:
         if lease is None or not lease.holder:
             raise
         where = f" at {', '.join(lease.urls)}" if lease.urls else ""
-        raise ReignOver(f"{lease.holder}{where} has taken over in epoch {lease.epoch}", hint=DEPOSED_HINT) from None
+        detail = f"{lease.holder}{where} has taken over in epoch {lease.epoch}"
+        if unsent := copy.status.lag_commits:
+            detail += f"; up to {unsent} commits are only in this directory"
+        raise ReignOver(detail, hint=DEPOSED_HINT) from None
 
 
 async def _settle(copy: SecondCopy, store: LevelDBStore) -> None:

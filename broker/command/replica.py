@@ -13,6 +13,7 @@ import trio
 
 from actors.restoring_copy import compare_bases, refuse_late_clock, restore_copy
 from actors.second_copy import leave_copy
+from actors.standby import settle_alone
 from broker.command.failures import reported
 from broker.command.options import load_settings, setting_options, time_ms, until_ctrl_c
 from broker.replication import open_objects
@@ -24,6 +25,7 @@ from plainsong.cli.output import counted, echo_json, note, show_bytes, show_coun
 from storage.base import StoreUnusable
 from storage.clock import now_ms
 from storage.directory import DataDirectory, opening_failed, sync_directory
+from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.replication.notices import LEASE, decode_lease
 from storage.replication.protocol import ROOT
 from storage.replication.reading import bases_of, read, store_of
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from plainsong.cli.connection import Where
     from storage.replication.carry import Objects
     from storage.replication.notices import Lease
+    from storage.replication.record import Record
 
 _URL = click.argument("url", metavar="URL")
 _TIMEOUT = click.option(
@@ -376,6 +379,10 @@ def leave(
     Ends the log in the object store, which can still be restored, and unlinks
     the directory from it. The daemon then starts without replication.to, or
     with a new prefix, where a new copy begins. Its standbys end: none takes over.
+
+    On a standby's directory only with --without-seal, if both its primary and the
+    object store are lost. What clients see then is as after a restore. It is
+    refused before the standby has caught up with its base.
     """
     config = load_settings(file, data_dir, bind, sets).config
     directory = config.storage.data_dir.absolute()
@@ -399,6 +406,12 @@ def leave(
                     raise StoreUnusable("replication.to is not set", hint="set it as before, or --without-seal")
                 objects = open_objects(config.replication.to, config.replication.timeout_s)
                 trio.run(until_ctrl_c, partial(leave_copy, objects, directory, record))
+        finally:
+            home.close()
+        if record.standby or record.settle is not None:
+            trio.run(until_ctrl_c, partial(_settle, directory, LevelDBOptions(config.storage), record))
+        home = DataDirectory.open(directory, address="plainsong replica leave")
+        try:
             remove_record(directory)
         finally:
             home.close()
@@ -406,6 +419,12 @@ def leave(
         echo_json({"store": record.store, "dataDir": str(directory), "sealed": not without_seal})
     else:
         click.echo(f"{directory} no longer has a second copy")
+
+
+async def _settle(directory: Path, options: LevelDBOptions, record: Record) -> None:
+    """Apply the rules of a restore to a store that continues without its log. Raises StoreUnusable, StoreError."""
+    async with await LevelDBStore.open(directory, options, address="plainsong replica leave", follows=True) as store:
+        await settle_alone(store, record, now_ms)
 
 
 # --- shared by all --------------------------------------------------------------------------------

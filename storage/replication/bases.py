@@ -41,6 +41,11 @@ MANIFEST = "manifest"
 PART_BYTES = 4 << 20
 
 
+def epoch_folder(epoch: int) -> str:
+    """Return the prefix of the bases of an epoch."""
+    return f"{BASES}/{epoch:020}"
+
+
 def encode_format(store: str) -> bytes:
     """Encode the object that names the store of a log."""
     return json.dumps({"format": 1, "store": store}, sort_keys=True, separators=(",", ":")).encode()
@@ -126,7 +131,7 @@ class Parts:
         self._place = place
         self._run = run
         self._time_ms = time_ms
-        self._folder = f"{BASES}/{place.epoch:020}/{place.commit:020}-{random.hex()}"
+        self._folder = f"{epoch_folder(place.epoch)}/{place.commit:020}-{random.hex()}"
         self._before = NOTHING_BEFORE
         self._count = self._rows = self._bytes = 0
 

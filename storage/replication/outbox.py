@@ -204,6 +204,16 @@ class Unsent:
             return cls(())
         return cls(entries[len(known) - known[::-1].index(False) :] if False in known else entries)
 
+    def contradicts(self, number: int, commit: Commit) -> bool:
+        """True if a commit of the log lacks rows of the directory's own commit with this number.
+
+        Commits that were sent after a crash are no contradiction: the last one has all rows, and the others are empty.
+        """
+        at = number - self.entries[0][0] if self.entries else -1
+        if not commit.changes or not 0 <= at < len(self.entries):
+            return False
+        return not _keys_of_entry(self.entries[at][1]) <= _keys_of_commit(commit)
+
     def commits(self, tables: LevelDBTables, after: int, time_ms: int) -> list[Commit]:
         """Return the commits after one of them. For a thread, before anything else is written. Raises StoreError.
 
@@ -220,6 +230,24 @@ class Unsent:
         found = _metadata_of(changes)
         found += [Change(table, key, tables.get(table, key)) for table, key in keys]
         return [*(Commit(time_ms, ()) for _ in entries[1:]), Commit(time_ms, tuple(found))]
+
+
+def _keys_of_entry(value: bytes) -> set[tuple[Table, bytes]]:
+    """Return the rows that a journal entry changes."""
+    found = {(Table.METADATA, key[1:]) for key in decode_entry(value) if key.startswith(ROW)}
+    for table, prefix, suffixes in decode_keys(value) or ():
+        found.update((Table(table), prefix + suffix) for suffix in suffixes)
+    return found
+
+
+def _keys_of_commit(commit: Commit) -> set[tuple[Table, bytes]]:
+    found: set[tuple[Table, bytes]] = set()
+    for change in commit.changes:
+        if isinstance(change, Put):
+            found.update((change.table, change.prefix + suffix) for suffix in change.suffixes)
+        elif isinstance(change, Change):
+            found.add((change.table, change.key))
+    return found
 
 
 def commit_of(batch: Handed) -> Commit:

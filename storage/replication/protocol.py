@@ -122,10 +122,6 @@ class Foreign(StorageFailed):
     """The log was continued by a process that was not started on this directory."""
 
     title = "The commit log belongs to another directory"
-    place: Place | None = None
-    """Where the other process continued; None if that is not known."""
-    holder: str = ""
-    """The machine of the other process; empty if it is not known."""
 
 
 class TakeOverLost(StorageFailed):
@@ -175,9 +171,12 @@ ROOT = Place(0, 1, NOTHING_BEFORE, None)
 
 
 def after(place: Place, data: bytes) -> tuple[Place, Segment | None]:
-    """Return the place after an object that was found at ``place``, and the segment, None for a seal.
+    """Return the place after an object that was found at ``place``, and the segment; None for a seal or a void segment.
 
-    Raises DamagedLog: the object does not follow the one before it.
+    A segment is void if it was made after another object than the one before it. Clones of a running process write in
+    one epoch: of their segments with the same number, one is in the log, and those after the other one do not count.
+
+    Raises DamagedLog: the object is not what its name says, or commits are missing before it.
     """
     if not is_segment(data):
         seal = decode_seal(data)
@@ -185,8 +184,10 @@ def after(place: Place, data: bytes) -> tuple[Place, Segment | None]:
             raise DamagedLog(f"the seal of epoch {place.epoch} names epoch {seal.next}")
         return Place(seal.next, 1, digest(data), None if seal.gap else place.commit, seal.clean), None
     segment = decode_segment(data)
-    if (segment.epoch, segment.number, segment.before) != (place.epoch, place.number, place.before):
-        raise DamagedLog(f"segment {place.number} of epoch {place.epoch} does not follow the object before it")
+    if (segment.epoch, segment.number) != (place.epoch, place.number):
+        raise DamagedLog(f"segment {place.number} of epoch {place.epoch} says that it is another one")
+    if segment.before != place.before:
+        return replace(place, number=place.number + 1, clean=False), None
     if place.commit is not None and segment.first != place.commit + 1:
         raise DamagedLog(f"commit {segment.first} follows commit {place.commit} in epoch {place.epoch}")
     return Place(place.epoch, place.number + 1, digest(data), segment.last), segment
@@ -198,7 +199,7 @@ class Batch:
 
     segments: Sequence[Segment]
     place: Place
-    """The place after them; after a seal, if there are none."""
+    """The place after them; after a seal or a void segment, if there are none."""
 
 
 def batch_after(place: Place, objects: Sequence[bytes | None]) -> Batch:
@@ -207,7 +208,7 @@ def batch_after(place: Place, objects: Sequence[bytes | None]) -> Batch:
     It ends before a missing object, whatever was stored after that, and before a seal. A seal is taken by itself: what is
     stored after it in its epoch is void.
 
-    Raises DamagedLog: the first object does not follow the one before it.
+    Raises DamagedLog: see ``after``.
     """
     segments: list[Segment] = []
     size = 0
@@ -230,25 +231,39 @@ def batch_after(place: Place, objects: Sequence[bytes | None]) -> Batch:
     return Batch(segments, place)
 
 
-def follow(place: Place, runs: frozenset[bytes] | None = None) -> Steps[Place]:
+def follow(place: Place, directory: OwnDirectory | None, wrote: set[bytes]) -> Steps[Place]:
     """Read the log from ``place``, apply what counts, and return the first place where there is nothing yet.
 
     Args:
-      runs: the objects must be of one of these; None: of any.
+      directory: the objects must be of its runs; None: of any.
+      wrote: the runs that have written segments, to which those that are read are added. A run makes no seal after its
+        first segment, so a later one is a clone's.
     Raises:
-      Foreign: an object is of another run.
+      Foreign: an object is of another run, or of a clone.
     """
     while True:
         found = yield Get(log_name(place.epoch, place.number))
         if found is None:
             return place
         at, (place, segment) = place, after(place, found.data)
-        if runs is not None and (decode_seal(found.data).run if segment is None else segment.run) not in runs:
-            foreign = Foreign(f"another process has continued the log in epoch {at.epoch}", hint=FOREIGN_HINT)
-            foreign.place, foreign.holder = at, "" if segment is not None else decode_seal(found.data).holder
-            raise foreign
         if segment is not None:
+            if directory is not None and segment.run not in directory.runs:
+                raise _foreign(at, directory)
+            wrote.add(segment.run)
             yield Apply(segment)
+        elif directory is not None and not is_segment(found.data):
+            seal = decode_seal(found.data)
+            if seal.run not in directory.runs or seal.run in wrote:
+                raise _foreign(at, directory, seal.holder)
+
+
+def _foreign(place: Place, directory: OwnDirectory, holder: str = "") -> Foreign:
+    """Return the error for a log that another process has continued at ``place``, with what only the directory has."""
+    detail = f"{holder or 'another process'} has continued the log in epoch {place.epoch}"
+    if place.commit is not None and directory.last is not None:
+        lost = max(0, directory.last - place.commit)
+        detail += f"; {lost} commits of this directory never counted"
+    return Foreign(detail, hint=FOREIGN_HINT)
 
 
 # --- the beginning of a reign -------------------------------------------------------------------
@@ -292,12 +307,18 @@ class Follower:
 
 
 def choose_epoch(
-    run: bytes, known: int, holder: str = "", follower: Follower | None = None, terms: Terms | None = None
+    run: bytes,
+    known: int,
+    holder: str = "",
+    follower: Follower | None = None,
+    terms: Terms | None = None,
+    last: int = 0,
 ) -> Steps[int]:
     """Raise the epoch in the lease, and return it.
 
     Args:
       known: the last epoch that the caller's directory has seen, 0 if none.
+      last: the last epoch that this run has chosen, 0 if none.
       holder: the caller's machine, for people.
       terms: of a caller that serves from now on.
     Raises:
@@ -311,7 +332,7 @@ def choose_epoch(
         held = before.epoch
         if held < known:
             raise BucketWentBack(f"the lease is of epoch {held}, but epoch {known} has begun already")
-        if found is not None and before.run == run:
+        if found is not None and before.run == run and held > last:
             return held  # a write of this attempt, which took effect after it was looked for
         if seen is not None and before.sign != seen.sign:
             raise TakeOverLost("the lease has changed")
@@ -343,14 +364,16 @@ def _is_same(found: Lease, written: Lease) -> bool:
 class OwnDirectory:
     """The state of a directory's log."""
 
-    last: int
-    """Its last commit."""
+    last: int | None
+    """Its last commit; None if that does not matter, because the log ends for good."""
     runs: frozenset[bytes]
     """The runs that were started on it: only their objects may follow ``place``."""
     since: int
     """It can still send all commits after this one."""
     applies: bool = False
     """True if the caller applies the commits that the directory lacks."""
+    writer: bytes = b""
+    """The run that writes the epoch of the place from which the log is read; empty if that is not known."""
 
 
 def take_over(
@@ -370,6 +393,9 @@ def take_over(
     Every start of a primary is a take-over, also on the directory of its last run: uploads of that run may still be
     under way, and must not be mistaken for those of this one.
 
+    An epoch is held only with the object store's answer that the seal which names it was created. A seal that is found
+    to have the right contents proves nothing: a clone of this process makes the same one. Then that epoch is ended too.
+
     Args:
       place: read the log from there; everything before it has been applied.
       known: as for ``choose_epoch``.
@@ -386,16 +412,22 @@ def take_over(
       DirectoryBehind: the directory lacks commits of the log.
       TakeOverLost: see ``Follower``.
     """
+    wrote: set[bytes] = set()
+    if directory is not None:
+        wrote.add(directory.writer)
+        # A deposed primary ends here, and leaves the lease to its successor.
+        place = yield from follow(place, directory, wrote)
     epoch = (yield from choose_epoch(run, known, holder, follower, terms)) if leased else 0
     begun = place.epoch
-    attempts = {digest(encode_seal(EpochSeal(epoch, run, holder=holder)))} if leased else set()
+    attempts: set[bytes] = set()
     while True:
-        try:
-            place = yield from follow(place, None if directory is None else directory.runs)
-        except Foreign as foreign:
-            raise _with_loss(foreign, directory) from None
+        place = yield from follow(place, directory, wrote)
         if place.number == 1 and place.before in attempts:
-            return place  # the answer was lost, and the seal was created later
+            begun = place.epoch
+            if follower is not None and follower.seen is not None:
+                follower = replace(follower, seen=Lease(epoch, run))
+            if leased:
+                epoch = yield from choose_epoch(run, known, holder, follower, terms, last=epoch)
         if leased and place.epoch >= epoch:
             raise ReignOver(f"epoch {place.epoch} has begun")
         if follower is not None and place.commit is None:
@@ -404,8 +436,9 @@ def take_over(
             raise TakeOverLost(f"epoch {place.epoch} has begun")
         gap = False
         if directory is not None and place.commit is not None:
-            if place.commit > directory.last and not directory.applies:
-                raise DirectoryBehind(f"the log has commit {place.commit}, and this directory ends at {directory.last}")
+            last = directory.last
+            if last is not None and place.commit > last and not directory.applies:
+                raise DirectoryBehind(f"the log has commit {place.commit}, and this directory ends at {last}")
             gap = place.commit < directory.since
         # After a clean seal, an epoch without a segment belongs to the process that made the seal, which has ended.
         is_clean = clean or (place.clean and place.number == 1)
@@ -417,17 +450,6 @@ def take_over(
             return after(place, seal)[0]
         # Another object has that name, a segment or a seal: read and follow it. If none has, the next attempt may
         # succeed.
-
-
-def _with_loss(foreign: Foreign, directory: OwnDirectory | None) -> Foreign:
-    """Return the error with the number of commits that only the directory has."""
-    place = foreign.place
-    if directory is None or place is None or place.commit is None:
-        return foreign
-    lost = max(0, directory.last - place.commit)
-    by = f"{foreign.holder} has" if foreign.holder else "another process has"
-    detail = f"{by} continued the log in epoch {place.epoch}; {lost} commits of this directory never counted"
-    return Foreign(detail, hint=foreign.hint)
 
 
 def claim_prefix(name: str, data: bytes, place: Place) -> Steps[None]:

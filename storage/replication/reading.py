@@ -21,7 +21,7 @@ from storage.replication.bases import (
 from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreUnavailable
 from storage.replication.notices import LEASE, decode_lease, decode_seal, log_name
 from storage.replication.protocol import Place, after
-from storage.replication.segment import DamagedLog
+from storage.replication.segment import DamagedLog, is_segment
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 ATTEMPTS = 6
 #: Objects that are read ahead, since each takes a round trip.
 AHEAD = 8
+MOVED_HINT = "run it again: it then begins with a later base"
+
+
+class CopyMoved(StoreError):
+    """Retention has removed what was about to be read, because a later base replaces it."""
+
+    title = "The copy has moved on"
 
 
 async def read(objects: Objects, name: str) -> Fetched | None:
@@ -68,13 +75,44 @@ async def bases_of(objects: Objects) -> list[Base]:
     return sorted(found, key=lambda base: (base.place.epoch, base.commit))
 
 
+async def has_base_after(objects: Objects, place: Place, *, below: int | None = None) -> bool:
+    """True if a base begins after this place of the log. Raises StoreError, DamagedLog.
+
+    Then the object at the place has existed, since a base is complete only once all segments before it are stored. If the
+    object is missing, retention has removed it, so the log does not end there.
+
+    Args:
+      below: only bases of epochs before this one.
+    """
+    places = [base.place for base in await bases_of(objects)]
+    return any(
+        (at.epoch, at.number) > (place.epoch, place.number) and (below is None or at.epoch < below) for at in places
+    )
+
+
+async def is_removed(objects: Objects, place: Place) -> bool:
+    """True if the missing object at ``place`` was removed, False if it has not been stored, or was stored since.
+
+    Raises:
+      StoreError, DamagedLog.
+    """
+    return await has_base_after(objects, place) and await objects.get(log_name(place.epoch, place.number)) is None
+
+
 async def rows_of(objects: Objects, base: Base, take: Callable[[Commit], Awaitable[object]]) -> None:
-    """Give ``take`` all rows of a base, part by part. Raises StoreError, DamagedLog."""
+    """Give ``take`` all rows of a base, part by part.
+
+    Raises:
+      CopyMoved: retention has removed the base.
+      StoreError, DamagedLog: it cannot be read.
+    """
     reader = PartReader(base)
     parts = _Ahead(objects, partial(part_name, base.folder))
     for number in range(1, base.parts + 1):
         found = await parts.next()
         if found is None:
+            if await _is_gone(objects, base):
+                raise CopyMoved("a base was removed while it was read", hint=MOVED_HINT)
             raise DamagedLog(f"part {number} of the base at commit {base.commit} is missing")
         await take(await in_thread(reader.read, found.data))
 
@@ -105,20 +143,24 @@ async def commits_after(
     It ends before the first commit that is later than ``to_commit`` or ``to_ms``, at a gap, or at the end of the log.
 
     Raises:
+      CopyMoved: retention has removed the base and the next segments.
       StoreError, DamagedLog: it cannot be read.
     """
     place, last = base.place, base.commit
     time_ms: int | None = None
     log = _Ahead(objects, partial(log_name, place.epoch), place.number)
-    while True:
+    while to_commit is None or last < to_commit:
         found = await log.next()
         if found is None:
+            if await is_removed(objects, place):
+                raise await _missing(objects, base, last)
             return End(place, last, time_ms, gap=False)
         following, segment = await in_thread(after, place, found.data)
         if segment is None:
-            if decode_seal(found.data).gap:
-                return End(place, last, time_ms, gap=True)
-            log = _Ahead(objects, partial(log_name, following.epoch))
+            if not is_segment(found.data):
+                if decode_seal(found.data).gap:
+                    return End(place, last, time_ms, gap=True)
+                log = _Ahead(objects, partial(log_name, following.epoch))
         else:
             wanted = _wanted(segment, to_commit, to_ms)
             if wanted:
@@ -127,6 +169,39 @@ async def commits_after(
             if len(wanted) < len(segment.commits):
                 return End(place, last, time_ms, gap=False)
         place = following
+    return End(place, last, time_ms, gap=False)
+
+
+async def _missing(objects: Objects, base: Base, last: int) -> CopyMoved | DamagedLog:
+    """Return the error for a log that lacks the segment after commit ``last``, and continues later. Raises StoreError."""
+    if await _is_gone(objects, base):
+        return CopyMoved("segments were removed while they were read", hint=MOVED_HINT)
+    return DamagedLog(f"objects are missing: the log has commits after {last}, and not the next one", hint=_hint(last))
+
+
+def _hint(last: int) -> str:
+    return f"plainsong replica restore with --commit {last} restores up to there"
+
+
+async def _is_gone(objects: Objects, base: Base) -> bool:
+    """True if retention has removed a base: first its manifest, then its parts and the log before the next one."""
+    return await read(objects, f"{base.folder}/{MANIFEST}") is None
+
+
+async def reported_commit(objects: Objects) -> int:
+    """Return the last commit that a primary has reported as counted; 0 if none. Raises StoreError, DamagedLog.
+
+    Read it before the log: the log that is read later must reach that far.
+    """
+    found = await read(objects, LEASE)
+    return 0 if found is None else decode_lease(found.data).counted or 0
+
+
+def lacking(last: int, reported: int) -> DamagedLog:
+    """Return the error for a log that ends at ``last``, before a commit that was reported."""
+    return DamagedLog(
+        f"objects are missing: the log ends at commit {last}, but commit {reported} was in it", hint=_hint(last)
+    )
 
 
 def _wanted(segment: Segment, to_commit: int | None, to_ms: int | None) -> list[Commit]:
@@ -172,8 +247,7 @@ class Checked:
 
 async def verify(objects: Objects) -> Checked:
     """Read every base, and the log after the oldest. Raises StoreError."""
-    found = await read(objects, LEASE)  # first: what the primary has reported must be in the log that is read later
-    counted = 0 if found is None else decode_lease(found.data).counted or 0
+    reported = await reported_commit(objects)
     checked = Checked(await store_of(objects), await bases_of(objects))
 
     async def count(first: int, commits: list[Commit]) -> None:
@@ -187,15 +261,24 @@ async def verify(objects: Objects) -> Checked:
         await trio.lowlevel.checkpoint()
 
     reached = 0
-    for base in checked.bases:
+    moved: CopyMoved | None = None
+    for base in checked.bases.copy():
         try:
             await rows_of(objects, base, look)
+        except CopyMoved as error:
+            moved = error
+            checked.bases.remove(base)
+            continue
         except DamagedLog as error:
             checked.problems.append(error.detail)
         if base.commit < reached:
             continue  # the log after an earlier base has been read beyond it
         try:
             checked.end = await commits_after(objects, base, count)
+        except CopyMoved as error:
+            moved = error
+            checked.bases.remove(base)
+            continue
         except DamagedLog as error:
             checked.problems.append(error.detail)
             continue
@@ -204,10 +287,10 @@ async def verify(objects: Objects) -> Checked:
             checked.problems.append(f"the log ends at commit {reached}, before base {base.commit} is consistent")
         if checked.end.gap:
             checked.gaps.append(reached)
-    if checked.end is not None and not checked.end.gap and reached < counted:
-        checked.problems.append(
-            f"objects are missing: the log ends at commit {reached}, but commit {counted} was in it"
-        )
+    if checked.end is not None and not checked.end.gap and reached < reported:
+        checked.problems.append(lacking(reached, reported).detail)
+    if moved is not None and not checked.bases:
+        raise moved
     return checked
 
 

@@ -90,6 +90,11 @@ class Record:
         """The last epoch that the directory has seen begin."""
         return self.place.epoch
 
+    @property
+    def writer(self) -> bytes:
+        """The run that writes, or wrote, the epoch of ``place``; empty if it is not known."""
+        return self.runs[0] if self.runs and self.place != ROOT else b""
+
     def started(self, run: bytes) -> Record:
         """Return the record with another run."""
         return replace(self, runs=(*self.runs, run))

@@ -17,12 +17,30 @@ from plainsong.protocol.effects import RollBack, Table, put_one
 from storage.base import StoreUnusable
 from storage.leveldb import LevelDBStore
 from storage.replication import carry
-from storage.replication.notices import decode_seal, log_name
+from storage.replication.notices import LEASE, decode_lease, decode_seal, log_name
 from storage.replication.outbox import Outbox
-from storage.replication.protocol import BucketWentBack, DirectoryBehind, Foreign, ReignOver, Unconditional, Verdict
-from storage.replication.reading import bases_of, verify
-from storage.replication.record import read_record, remove_record
-from storage.replication.segment import is_segment
+from storage.replication.protocol import (
+    ROOT,
+    BucketWentBack,
+    DirectoryBehind,
+    Foreign,
+    ReignOver,
+    Unconditional,
+    Verdict,
+    after,
+)
+from storage.replication.reading import CopyMoved, bases_of, verify
+from storage.replication.record import read_record, remove_record, write_record
+from storage.replication.segment import (
+    Change,
+    Commit,
+    DamagedLog,
+    decode_segment,
+    digest,
+    encode_segment,
+    is_segment,
+    segment_of,
+)
 from storage.settings import MEANING
 from tests.patience import PATIENCE_S
 from tests.storage.contract import METADATA, NAME
@@ -308,6 +326,150 @@ async def test_an_older_state_of_the_directory_takes_the_commits_that_it_lacks_f
     with pytest.raises(Foreign):
         async with primary(tmp_path / "data", objects):
             pass
+
+
+def log_end(objects):
+    """Return the last segment in the log, and the bytes of it."""
+    data = objects.found[max(name for name in objects.found if name.startswith("log/"))][0]
+    return decode_segment(data), data
+
+
+def put_segment(objects, **fields):
+    """Store a segment after the end of the log, of the same process or its clone."""
+    last, data = log_end(objects)
+    commit = Commit(1, (Change(Table.MESSAGE, b"a clone's", b"row"),))
+    fields = {"first": last.last + 1, "before": digest(data), "commits": [commit]} | fields
+    made = segment_of(epoch=last.epoch, number=last.number + 1, run=last.run, mode=last.mode, **fields)
+    objects.found[log_name(made.epoch, made.number)] = (encode_segment(made), "clone")
+
+
+async def test_the_log_can_be_read_after_a_segment_of_a_clone_whose_last_segment_is_not_there(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+    put_segment(objects, before=b"x" * 32)
+    assert (await verify(objects)).ok
+    async with primary(tmp_path / "data", objects) as running:
+        running.at = 50
+        await running.write(3)
+        await running.counted()
+        wanted = await rows_of(running.store)
+    found, done = await restored(objects, tmp_path / "new")
+    assert (found, done.end.commit) == (wanted, running.outbox.last)
+    assert (await verify(objects)).ok
+
+
+async def test_a_directory_whose_commit_is_not_that_of_the_log_is_refused_though_its_own_run_has_written_it(
+    tmp_path, objects
+):
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        objects.away = True
+        await running.write(2)
+    objects.away = False
+    put_segment(objects)
+    before = dict(objects.found)
+    with pytest.raises(Foreign, match=f"commit {running.outbox.last - 1} of the log is not that of this directory"):
+        async with primary(tmp_path / "data", objects):
+            pass
+    assert {name for name in objects.found if name.startswith("log/")} == {
+        name for name in before if name.startswith("log/")
+    }
+
+
+async def test_a_directory_older_than_everything_that_is_kept_is_refused_and_seals_nothing(tmp_path, objects):
+    now = [1_000_000]
+    settings = replace(FAST, keep_s=0)
+    for turn in range(4):
+        async with primary(tmp_path / "data", objects, settings=settings, now_ms=lambda: now[0]) as running:
+            running.at = 100 * turn
+            await running.write(6)
+            await running.counted()
+            await until(lambda: running.copy.status.base_ms >= now[0])
+            await until(lambda: sum(name.endswith("/manifest") for name in objects.found) <= 2)
+        if not turn:
+            copied_at_once(tmp_path / "data", tmp_path / "older")
+        now[0] += 2 * 3_600_000
+    await until(lambda: log_name(1, 1) not in objects.found)
+    record = read_record(tmp_path / "older")
+    # As after a kill between the seal and the first segment.
+    begun = after(ROOT, objects.found[log_name(0, 1)][0])[0]
+    write_record(tmp_path / "older", replace(record, place=begun, base=None))
+    lease = objects.found[LEASE]
+    with pytest.raises(BucketWentBack, match="too old"):
+        async with primary(tmp_path / "older", objects):
+            pass
+    assert log_name(1, 1) not in objects.found
+    assert objects.found[LEASE] == lease
+
+
+async def test_retention_of_a_deposed_primary_removes_nothing_of_its_successor(tmp_path, objects):
+    now = [1_000_000]
+    settings = replace(FAST, keep_s=0)
+    async with primary(tmp_path / "data", objects, settings=settings, now_ms=lambda: now[0], finish=False) as first:
+        for _ in range(2):
+            await first.write(3)
+            await first.counted()
+            now[0] += 1
+            newest = await first.copy._make_base()
+        copied_at_once(tmp_path / "data", tmp_path / "copy")
+    async with primary(tmp_path / "copy", objects, settings=settings, now_ms=lambda: now[0]) as second:
+        second.at = 100
+        await second.write(3)
+        await second.counted()
+        await second.copy._make_base()
+        kept = {name for name in objects.found if name.startswith(f"bases/{second.copy.status.epoch:020}/")}
+        now[0] += 1000
+        await first.copy._remove_old(newest)
+        assert kept <= set(objects.found)
+        assert (await verify(objects)).ok
+
+
+async def test_a_restore_that_retention_overtakes_is_refused_and_a_lost_segment_is_damage(tmp_path, objects):
+    await three_bases(tmp_path, objects)
+    first, second, _ = await bases_of(objects)
+    at_ms = second.until_ms - 1
+    lost = log_name(first.place.epoch, first.place.number)
+    get = objects.get
+
+    async def get_late(name):
+        """Retention removes the oldest base and the log after it when the log is read."""
+        if name == lost:
+            for each in [f"{first.folder}/manifest", lost]:
+                objects.found.pop(each, None)
+        return await get(name)
+
+    held = dict(objects.found)
+    objects.get = get_late
+    with pytest.raises(CopyMoved):
+        await restored(objects, tmp_path / "overtaken", to_ms=at_ms)
+    objects.found.clear()
+    objects.found.update(held)
+    assert (await verify(objects)).bases == [second, (await bases_of(objects))[-1]]
+    objects.get = get
+    objects.found.clear()
+    objects.found.update({name: held[name] for name in held if name != lost})
+    with pytest.raises(DamagedLog, match="objects are missing"):
+        await restored(objects, tmp_path / "lost", to_ms=at_ms)
+    assert not (await verify(objects)).ok
+
+
+async def test_a_restore_of_a_log_that_lacks_its_end_is_refused_and_up_to_that_end_possible(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, settings=replace(FAST, lease_s=10.0), finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        reached = running.outbox.last
+        await running.write(1)
+        await running.counted()
+        running.copy.lease.serve(())
+        await until(lambda: decode_lease(objects.found[LEASE][0]).counted == running.outbox.last)
+    last, _ = log_end(objects)
+    del objects.found[log_name(last.epoch, last.number)]
+    with pytest.raises(DamagedLog, match=f"commit {running.outbox.last} was in it") as refused:
+        await restored(objects, tmp_path / "new")
+    assert f"--commit {reached}" in refused.value.hint
+    assert (await restored(objects, tmp_path / "earlier", to_commit=reached))[1].end.commit == reached
 
 
 async def test_an_older_state_is_refused_if_the_log_does_not_continue_it(tmp_path, objects, monkeypatch):

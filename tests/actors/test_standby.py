@@ -14,7 +14,7 @@ import trio.testing
 from actors import standby as standby_module
 from actors.second_copy import LOOK_EVERY_S, leave_copy
 from actors.settings import ReplicationConfig
-from actors.standby import LATE_S, Standby
+from actors.standby import LATE_S, Standby, settle_alone
 from plainsong.protocol.effects import Put, RollBack, Table
 from storage.base import StoreError, StoreUnusable
 from storage.leveldb import LevelDBStore
@@ -24,8 +24,8 @@ from storage.replication.carry import ObjectStoreRefused
 from storage.replication.notices import LEASE, Registration, decode_lease, encode_lease, log_name
 from storage.replication.outbox import Outbox
 from storage.replication.protocol import Foreign, ReignOver, TakeOverLost
-from storage.replication.reading import AHEAD, bases_of, verify
-from storage.replication.record import FOLLOWED_KEY, read_record
+from storage.replication.reading import AHEAD, bases_of, is_removed, verify
+from storage.replication.record import FOLLOWED_KEY, Followed, read_record
 from storage.replication.segment import ASYNC, SYNC, decode_segment, is_segment
 from tests.actors.test_second_copy import FAST, primary, restored, until
 from tests.patience import PATIENCE_S
@@ -72,7 +72,8 @@ class Clock:
 def a_standby(directory, objects, settings=SETTINGS, clock=None, now_ms=1_000_000):
     opens = partial(LevelDBStore.open, directory, TINY, follows=True)
     options = {} if clock is None else {"clock": clock}
-    return Standby(objects, directory, settings, opens, lambda: now_ms, holder="second", **options)
+    present_ms = now_ms if callable(now_ms) else lambda: now_ms
+    return Standby(objects, directory, settings, opens, present_ms, holder="second", **options)
 
 
 @asynccontextmanager
@@ -447,6 +448,39 @@ async def test_a_take_over_does_not_seal_a_number_that_retention_has_freed(tmp_p
     assert await rows_in(tmp_path / "second") == wanted
 
 
+async def test_without_a_lease_too_a_standby_whose_next_segment_was_removed_begins_with_a_base(tmp_path, objects):
+    objects.can_exchange = False
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+        await running.write(5)
+        await running.counted()
+        base = await running.copy._make_base()
+        wanted = await rows_of(running.store)
+    for number in range(1, base.place.number - 1):
+        del objects.found[log_name(base.place.epoch, number)]
+    async with following(tmp_path / "second", objects) as standby:
+        await has(standby, running.outbox.last)
+    assert await rows_in(tmp_path / "second") == wanted
+
+
+async def test_a_standby_that_has_not_reached_its_bases_state_does_not_become_a_store_of_its_own(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(3)
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+    record = read_record(tmp_path / "second")
+    async with await LevelDBStore.open(tmp_path / "second", TINY, follows=True) as store:
+        noted = Followed.decode(await store.get(Table.METADATA, FOLLOWED_KEY)).place
+        last = max(noted.commit or 0, record.place.commit)
+        with pytest.raises(StoreUnusable, match=f"consistent only from commit {last + 1}"):
+            await settle_alone(store, replace(record, until=last + 1), lambda: 1)
+        await settle_alone(store, replace(record, until=last), lambda: 1)
+
+
 async def test_a_standby_does_not_take_over_a_log_that_lacks_counted_commits(tmp_path, objects):
     async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
         await running.write(3)
@@ -690,13 +724,13 @@ async def ahead_after_another_start(folder, objects):
     async with primary(folder / "data", objects, finish=False) as running:
         await running.write(3)
         await running.counted()
-        async with following(folder / "second", objects) as standby:
+        async with following(folder / "second", objects, clock=Clock()) as standby:
             await has(standby, running.outbox.last)
             await running.write(3)
             await running.counted()
             await has(standby, running.outbox.last)
     # The segments that it reads again are old by now, and show less.
-    async with following(folder / "second", objects, now_ms=2_000_000) as standby:
+    async with following(folder / "second", objects, clock=Clock(), now_ms=2_000_000) as standby:
         await has(standby, running.outbox.last)
         await taken_over(standby, folder / "second")
     settle = read_record(folder / "second").settle
@@ -712,13 +746,28 @@ async def ids_that_begin_too_early(folder, objects):
     last_ms = max(segment.last_ms for segment in segments if segment.commits)
     # The primary's clock is 5 s ahead, and the standby reads the last commit a second after it was made.
     present_ms = last_ms + 1000
-    async with following(folder / "second", objects, now_ms=present_ms - 5000) as standby:
+    async with following(folder / "second", objects, clock=Clock(), now_ms=present_ms - 5000) as standby:
         await has(standby, running.outbox.last)
         await taken_over(standby, folder / "second")
     # By the primary's clock; the primary may not find the seal until then.
     acknowledged_ms = present_ms + round(1000 * LOOK_EVERY_S)
     first_ms = present_ms - 5000 + read_record(folder / "second").settle.ahead_ms
     return max(0, acknowledged_ms - first_ms)
+
+
+async def ids_after_a_step(folder, objects, step_ms=-120_000):
+    """Set a standby's clock right before it takes over; return by how much ids begin too early, or too late."""
+    async with primary(folder / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+    segments = [decode_segment(data) for data, _ in objects.found.values() if is_segment(data)]
+    last_ms = max(segment.last_ms for segment in segments if segment.commits)
+    now_ms = [last_ms - max(0, step_ms)]
+    async with following(folder / "second", objects, clock=Clock(), now_ms=lambda: now_ms[0]) as standby:
+        await has(standby, running.outbox.last)
+        now_ms[0] += step_ms
+        await taken_over(standby, folder / "second")
+    return now_ms[0] + read_record(folder / "second").settle.ahead_ms - (last_ms + BY_HAND_MS)
 
 
 async def rows_that_a_refused_write_loses(folder, objects):
@@ -772,14 +821,14 @@ MISTAKES = [
     (
         builds_with_a_base_in_the_tail,
         "a base after the place where the take-over began means that the end was removed",
-        "if await self._has_base_after(*reached, below=place.epoch):",
-        "if await self._has_base_after(before.epoch, before.number, below=place.epoch):",
+        "if await has_base_after(self._objects, reached, below=place.epoch):",
+        "if await has_base_after(self._objects, before, below=place.epoch):",
     ),
     (
         builds_with_a_base_since_the_end_was_read,
         "a base after the end means that the next segment was removed",
-        "        return await self._objects.get(log_name(place.epoch, place.number)) is None\n",
-        "        return True\n",
+        "if await is_removed(self._objects, self._place):",
+        "if await has_base_after(self._objects, self._place):",
     ),
     (
         ahead_after_another_start,
@@ -798,6 +847,12 @@ MISTAKES = [
         "a primary is assumed to end at the moment of a take-over by hand",
         'late_s = LATE_S + LOOK_EVERY_S if reason == "by hand" else LATE_S',
         "late_s = LATE_S",
+    ),
+    (
+        ids_after_a_step,
+        "the clocks are compared by the time of day",
+        "return self._zero_ms + round(1000 * self._clock())",
+        "return self._now_ms()",
     ),
     (
         rows_that_a_refused_write_loses,
@@ -826,7 +881,7 @@ async def test_the_lead_of_the_primarys_clock_survives_a_rebuild_of_the_standby(
     async with primary(tmp_path / "data", objects, finish=False) as running:
         await running.write(3)
         await running.counted()
-        async with following(tmp_path / "second", objects) as standby:
+        async with following(tmp_path / "second", objects, clock=Clock()) as standby:
             await running.write(1)
             await running.counted()
             await has(standby, running.outbox.last)
@@ -840,10 +895,15 @@ async def test_the_lead_of_the_primarys_clock_survives_a_rebuild_of_the_standby(
     for name in list(objects.found):
         if log_name(base.place.epoch, 1) <= name < log_name(base.place.epoch, base.place.number - 1):
             del objects.found[name]
-    async with following(tmp_path / "second", objects, now_ms=9_000_000) as standby:
+    async with following(tmp_path / "second", objects, clock=Clock(), now_ms=9_000_000) as standby:
         await has(standby, running.outbox.last)
     assert ahead_ms > 0
     assert read_record(tmp_path / "second").ahead_ms == ahead_ms
+
+
+@pytest.mark.parametrize("step_ms", [-120_000, 3_600_000])
+async def test_a_step_of_the_standbys_clock_does_not_change_when_ids_begin(tmp_path, objects, step_ms):
+    assert await ids_after_a_step(tmp_path, objects, step_ms) == 0
 
 
 async def test_a_directory_with_a_store_of_its_own_does_not_become_a_standbys(tmp_path, objects):
@@ -1003,26 +1063,26 @@ async def test_a_take_over_whose_client_has_given_up_is_not_retried(tmp_path, ob
 
 
 async def test_a_take_over_whose_client_left_while_the_object_store_was_unavailable_deposes_no_primary(
-    tmp_path, objects
+    tmp_path, objects, monkeypatch
 ):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(5)
         await running.counted()
         async with following(tmp_path / "second", objects) as standby:
             await has(standby, running.outbox.last)
-            is_removed = standby._is_removed
 
-            async def goes_away(place):
-                found = await is_removed(place)
+            async def goes_away(where, place):
+                found = await is_removed(where, place)
                 objects.away = True  # the attempt begins now
                 return found
 
-            standby._is_removed = goes_away
+            monkeypatch.setattr(standby_module, "is_removed", goes_away)
             async with trio.open_nursery() as asking:
                 asking.start_soon(standby.take_over)
                 await until(lambda: objects.away)
                 asking.cancel_scope.cancel()
-            objects.away, standby._is_removed = False, is_removed
+            objects.away = False
+            monkeypatch.setattr(standby_module, "is_removed", is_removed)
             await running.write(5)
             await running.counted()
             await has(standby, running.outbox.last)  # it follows, and is no primary

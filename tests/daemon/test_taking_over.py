@@ -11,6 +11,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from plainsong import Client
 from plainsong.cli.command import Exit
 from plainsong.errors import PlainsongError
+from storage.replication.record import Settle, read_record, write_record
 from tests.daemon.harness import ROOT, Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
 from tests.ports import free_port
 from tests.storage.replication.s3_proxy import S3Proxy
@@ -441,6 +443,77 @@ def test_leaving_on_a_standbys_directory_is_refused_and_the_log_of_its_primary_c
         eventually("everything counts", lambda: all_counts(site.url("a")))
         with site.standby("b"):
             eventually("the standby follows", lambda: follows(site.url("b"), site.url("a")))
+
+
+def test_a_standby_without_a_primary_and_an_object_store_is_served_alone_by_the_rules_of_a_restore(site):
+    with site.daemon("a") as first, site.standby("b") as standby, site.client("a") as client:
+        client.create_topic("orders")
+        transaction = client.transactions.begin(timeout_s=600)
+        client.publish("orders", [b"open"], transaction=transaction)
+        for value in (b"1", b"2"):
+            client.publish("orders", [value])
+            eventually("everything counts", lambda: all_counts(site.url("a")))
+            eventually("the standby follows", lambda: follows(site.url("b"), site.url("a")))
+        first.kill()
+        standby.stop()
+    directory = site.tmp_path / "b"
+    options, record = ("--without-seal", "--data-dir", directory), read_record(directory)
+    write_record(directory, replace(record, until=1_000_000))
+    done = run_plainsong("replica", "leave", *options)
+    assert done.returncode == Exit.STORE
+    assert "consistent only from commit 1000000" in done.stderr
+    assert read_record(directory).standby
+    write_record(directory, record)
+    site.replica("leave", *options)
+    with Daemon(directory) as daemon, Client("http://{}:{}".format(*daemon.address)) as client:
+        with pytest.raises(PlainsongError):
+            client.transactions.commit(transaction)
+        client.publish("orders", [b"3"])
+        assert values(client) == [b"1", b"2", b"3"]
+
+
+def test_leaving_right_after_a_take_over_applies_the_rules_of_a_restore_first(site):
+    with site.daemon("a") as first, site.client("a") as client:
+        client.create_topic("orders")
+        transaction = client.transactions.begin(timeout_s=600)
+        client.publish("orders", [b"open"], transaction=transaction)
+        eventually("everything counts", lambda: all_counts(site.url("a")))
+        first.stop()
+    directory = site.tmp_path / "a"
+    write_record(directory, replace(read_record(directory), settle=Settle(1, 0)))
+    site.replica("leave", "--data-dir", directory, "--set", f"replication.to={site.place[0]}")
+    with Daemon(directory) as daemon, Client("http://{}:{}".format(*daemon.address)) as client:
+        with pytest.raises(PlainsongError):
+            client.transactions.commit(transaction)
+        assert values(client) == []
+
+
+def test_a_primary_that_was_cut_off_while_a_copy_of_its_directory_took_over_ends_and_names_what_it_alone_has(
+    tmp_path, place
+):
+    url, environ = place
+    with S3Proxy(environ) as proxy:
+        cut_off, site = (Site(tmp_path, (url, each), *BY_HAND) for each in (proxy.environment, environ))
+        with cut_off.daemon("a") as first:
+            with cut_off.client("a") as client:
+                client.create_topic("orders")
+                client.publish("orders", [b"1"])
+                eventually("everything counts", lambda: all_counts(cut_off.url("a")))
+                proxy.cut_off()
+                shutil.copytree(tmp_path / "a", tmp_path / "b")
+                (tmp_path / "b" / "plainsong.lock").unlink()
+                client.publish("orders", [b"only here"])
+            with site.daemon("b"), site.client("b") as client:
+                assert values(client) == [b"1"]
+                client.publish("orders", [b"2"])
+                eventually("everything counts", lambda: all_counts(site.url("b")))
+                proxy.restore()
+                assert first.wait() == Exit.DEPOSED
+                assert "has taken over in epoch 2; up to 1 commits are only in this directory" in first.errors
+                with pytest.raises(DaemonEnded, match="1 commits of this directory never counted"):
+                    site.daemon("a").start()
+                assert json.loads(site.replica("status", url, "--json"))["primary"]["epoch"] == 2
+                assert values(client) == [b"1", b"2"]
 
 
 def test_status_names_the_primary_and_its_registered_standbys(site):

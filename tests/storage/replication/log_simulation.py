@@ -1,11 +1,12 @@
 """A simulation of the commit log: primaries, standbys, and an object store that loses and delays answers.
 
 Seeded: one seed, one course of events. Directories are killed, copied and started twice, set back to an earlier state,
-and started by clones with the run of another process; logs get gaps; standbys follow, and take over at any moment, since
+and started by clones with the run of another process; running processes are cloned; logs get gaps; standbys follow, and take over at any moment, since
 no clock protects them. ``World.run`` returns the first violation, None if there is none:
 
 * a standby has taken over, and its directory is not what the log says,
 * a commit that a process believed to count is missing in the log, or has other contents there,
+* two processes begin one epoch,
 * the log cannot be read from its root, or has no base,
 * a commit that was acknowledged or shown in the mode ``SYNC`` is missing there, or there was no base,
 * a commit was acknowledged in the mode ``ASYNC`` before the log said that this mode is in force,
@@ -15,6 +16,7 @@ no clock protects them. ``World.run`` returns the first violation, None if there
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -40,6 +42,8 @@ UPLOADS = 3
 #: Objects that a standby reads at once.
 READ_AHEAD = 3
 STEPS = 500
+#: The chance of each step that a running process is cloned.
+CLONES = 0.005
 
 
 @dataclass
@@ -105,6 +109,7 @@ class World:
         self.random = Random(seed)
         self.modes = Random(seed)
         self.reads = Random(seed)
+        self.clones = Random(seed)
         self.bucket: dict[str, tuple[bytes, str]] = {}
         self.versions = 0
         self.late: list[Any] = []
@@ -116,6 +121,7 @@ class World:
         self.contents = 0
         #: The commits before the opening segments of the log, by the number of the last: what a base has.
         self.opened: dict[int, dict[int, bytes]] = {}
+        self.begun: set[int] = set()
         self.wrong: str | None = None
 
     # --- the object store ---
@@ -226,6 +232,9 @@ class World:
             if process.is_standby:
                 self.compare(process, value)
             process.epoch = process.directory.epoch = value.epoch
+            if value.epoch in self.begun:
+                self.wrong = f"two processes have begun epoch {value.epoch}"
+            self.begun.add(value.epoch)
             has_base = any(name.startswith("bases/") for name in self.bucket)
             process.reign = self.protocol.Reign(value, process.run, process.mode, has_base=has_base)
             process.must_open = value.commit is None
@@ -339,6 +348,8 @@ class World:
         chance, live = self.random.random(), self.live
         threads = [thread for process in live for thread in process.threads]
         reigning = [process for process in live if process.reign is not None]
+        if self.clones.random() < CLONES and reigning and len(live) < 4:
+            self.clone(self.clones.choice(reigning))
         if chance < 0.58 and threads:
             thread = self.random.choice(threads)
             self.advance(thread, self.answered(thread.request))
@@ -382,6 +393,21 @@ class World:
         elif free:
             self.start(self.random.choice(free))
 
+    def clone(self, model: Process) -> None:
+        """The machine of a running primary is cloned: from now on two processes with one run write in one epoch."""
+        directory = model.directory.copy()
+        self.directories.append(directory)
+        process = self.process(model.run, directory, is_clone=True)
+        process.mode, process.epoch, process.reign = model.mode, model.epoch, deepcopy(model.reign)
+        process.must_open, process.base_of, process.lacks = model.must_open, model.base_of, model.lacks
+        process.shipped = dict(model.shipped)
+        process.answers.advance(process.reign.counted, directory.last)
+        for thread in model.threads:
+            if thread.upload is not None:
+                self.advance(self.thread(process, self.protocol.store(thread.upload), thread.upload), None)
+            elif thread.is_base:
+                self.advance(self.thread(process, self.base(thread.request.name), is_base=True), None)
+
     def give_up(self, process: Process) -> None:
         """Too many commits wait: the epoch ends with a gap, and another run of the process begins with a new base."""
         if process.threads or process.must_open or process.is_clone or self.clones_of(process):
@@ -390,7 +416,8 @@ class World:
         self.end(process, None)
         directory.commits[directory.last + 1] = self.content()
         following = self.process(self.random.randbytes(16), directory)
-        own = self.protocol.OwnDirectory(directory.last, frozenset([process.run, following.run]), directory.last)
+        runs = frozenset([process.run, following.run])
+        own = self.protocol.OwnDirectory(directory.last, runs, directory.last, writer=process.run)
         steps = self.protocol.take_over(following.run, place, known=directory.epoch, directory=own)
         self.advance(self.thread(following, steps), None)
 
@@ -478,19 +505,24 @@ class World:
         """Return the epochs of the log and its commits, read by the letter of the rules and without the code under test."""
         epochs, log, before, last = [0], {}, NOTHING_BEFORE, None
         self.last_opened = 0
-        number = 1
+        number, is_void = 1, False
         while (found := self.bucket.get(log_name(epochs[-1], number))) is not None:
             data = found[0]
             if is_segment(data):
                 segment = decode_segment(data)
-                if segment.before != before or (last is not None and segment.first != last + 1):
+                # A clone's, whose own segment before this one is not there: nothing counts up to the seal.
+                is_void = is_void or segment.before != before
+                if is_void:
+                    number += 1
+                    continue
+                if last is not None and segment.first != last + 1:
                     raise DamagedLog(f"segment {number} of epoch {epochs[-1]}")
                 self.last_opened = self.last_opened or segment.first
                 log.update((segment.first + i, each.changes[0].value) for i, each in enumerate(segment.commits))
                 last, number = segment.last, number + 1
             else:
                 epochs.append(decode_seal(data).next)
-                number = 1
+                number, is_void = 1, False
                 if decode_seal(data).gap:
                     last, self.last_opened = None, 0
             before = digest(data)

@@ -17,8 +17,9 @@ from storage.replication.notices import (
     decode_lease,
     encode_lease,
     encode_seal,
+    log_name,
 )
-from storage.replication.segment import ASYNC, DamagedLog, digest
+from storage.replication.segment import ASYNC, Commit, DamagedLog, Segment, digest, encode_segment
 from tests.planted import planted
 from tests.storage.replication.log_simulation import World
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 SEEDS = 200
-#: The rarest mistake, which needs two clones in one epoch, is found in the 1016th.
 WORLDS_OF_MISTAKES = 2000
 RUN, OTHER = bytes(16), bytes([1] * 16)
 
@@ -114,8 +114,28 @@ MISTAKES = [
     (
         "the seal is compared",
         "a seal of another run is taken for ours",
-        "if place.number == 1 and place.before in attempts:",
-        "if place.number == 1 and place.epoch >= epoch:",
+        "        if place.number == 1 and place.before in attempts:\n",
+        "        if place.number == 1 and place.epoch >= epoch:\n"
+        "            return place\n"
+        "        if place.number == 1 and place.before in attempts:\n",
+    ),
+    (
+        "an epoch is held only with the answer to its seal",
+        "a seal that is found to be ours is enough",
+        "            begun = place.epoch\n",
+        "            return place\n",
+    ),
+    (
+        "what follows a segment that a clone's segment has replaced is void",
+        "it is damage",
+        "        return replace(place, number=place.number + 1, clean=False), None\n",
+        '        raise DamagedLog("does not follow")\n',
+    ),
+    (
+        "what follows a segment that a clone's segment has replaced is void",
+        "it counts",
+        "    if segment.before != place.before:\n",
+        "    if False:\n",
     ),
     (
         "nothing counts without a base",
@@ -146,9 +166,9 @@ MISTAKES = [
     (
         "a take-over reads the log to its end",
         "a segment that is found instead of the end is not applied",
-        "        if segment is not None:\n            yield Apply(segment)\n",
-        "        if segment is not None and (yield Get(log_name(place.epoch, place.number))) is not None:\n"
         "            yield Apply(segment)\n",
+        "            if (yield Get(log_name(place.epoch, place.number))) is not None:\n"
+        "                yield Apply(segment)\n",
     ),
     (
         "a take-over that was overtaken is lost",
@@ -363,6 +383,72 @@ def test_a_write_of_the_lease_that_took_effect_late_does_not_end_the_take_over_o
     held, written = (protocol.Fetched(encode_lease(each), "tag") for each in (seen, mine))
     steps = protocol.choose_epoch(RUN, 7, follower=protocol.Follower(seen))
     assert answered(steps, held, protocol.Verdict.UNKNOWN, held, written) == 8
+
+
+def fetched(data):
+    return protocol.Fetched(data, "tag")
+
+
+def test_a_seal_whose_answer_was_lost_is_ended_too_since_a_clone_may_have_had_the_answer():
+    seal, again = (encode_seal(EpochSeal(number, RUN)) for number in (1, 2))
+    done, unknown, lease = protocol.Verdict.DONE, protocol.Verdict.UNKNOWN, fetched(encode_lease(Lease(1, RUN)))
+    found = (None, done, None, unknown, fetched(seal), None, lease, done)
+    request = answered(protocol.take_over(RUN, protocol.ROOT), *found)
+    assert request == protocol.Create(log_name(1, 1), again)
+    assert answered(protocol.take_over(RUN, protocol.ROOT), *found, done).epoch == 2
+
+
+def test_without_a_lease_too_a_seal_whose_answer_was_lost_is_ended():
+    seal, again = (encode_seal(EpochSeal(number, RUN)) for number in (1, 2))
+    steps = protocol.take_over(RUN, protocol.ROOT, leased=False)
+    request = answered(steps, None, protocol.Verdict.UNKNOWN, fetched(seal), None)
+    assert request == protocol.Create(log_name(1, 1), again)
+
+
+def test_a_standby_whose_answer_to_the_seal_was_lost_takes_over_unless_the_lease_is_not_its_own_any_more():
+    seen, seal = Lease(1, OTHER), encode_seal(EpochSeal(2, RUN))
+    place, done, lost = protocol.Place(1, 5, digest(b"x"), 40), protocol.Verdict.DONE, protocol.Verdict.UNKNOWN
+    found = (fetched(encode_lease(seen)), done, None, lost, fetched(seal), None)
+    attempts = [protocol.take_over(RUN, place, known=1, follower=protocol.Follower(seen)) for _ in range(2)]
+    own = answered(attempts[0], *found, fetched(encode_lease(Lease(2, RUN))), done)
+    assert own == protocol.Create(log_name(2, 1), encode_seal(EpochSeal(3, RUN)))
+    with pytest.raises(protocol.TakeOverLost, match="the lease has changed"):
+        answered(attempts[1], *found, fetched(encode_lease(Lease(3, OTHER))))
+
+
+def own_directory(**changes):
+    """Return a directory whose last place is in an epoch that ``RUN`` writes."""
+    fields = {"last": 50, "runs": frozenset([RUN, OTHER]), "since": 40, "applies": True, "writer": RUN}
+    return protocol.OwnDirectory(**{**fields, **changes})
+
+
+def test_a_deposed_primary_that_starts_again_leaves_the_lease_alone():
+    place, foreign = protocol.Place(3, 5, digest(b"x"), 40), encode_seal(EpochSeal(4, bytes([2] * 16), holder="second"))
+    steps = protocol.take_over(OTHER, place, known=3, directory=own_directory())
+    assert next(steps) == protocol.Get(log_name(3, 5))
+    with pytest.raises(protocol.Foreign, match="second has continued the log in epoch 3; 10 commits"):
+        steps.send(fetched(foreign))
+
+
+def test_a_seal_of_a_run_that_has_written_segments_is_a_clones():
+    place, seal = protocol.Place(3, 5, digest(b"x"), 40), encode_seal(EpochSeal(4, RUN))
+    with pytest.raises(protocol.Foreign):
+        answered(protocol.take_over(OTHER, place, known=3, directory=own_directory()), fetched(seal))
+    # A start that did not come to its first segment.
+    begun = protocol.take_over(OTHER, place, known=3, directory=own_directory(writer=b""))
+    assert answered(begun, fetched(seal)) == protocol.Get(log_name(4, 1))
+    segment = Segment(4, 1, RUN, ASYNC, 41, digest(seal), (Commit(1, ()),), 1, 1)
+    steps = protocol.take_over(OTHER, place, known=3, directory=own_directory(writer=b""))
+    assert isinstance(answered(steps, fetched(seal), fetched(encode_segment(segment))), protocol.Apply)
+    with pytest.raises(protocol.Foreign):
+        answered_on(steps, None, fetched(encode_seal(EpochSeal(5, RUN))))
+
+
+def answered_on(steps, *answers):
+    """Give a procedure that has begun further answers."""
+    for answer in answers:
+        request = steps.send(answer)
+    return request
 
 
 def test_after_a_seal_with_a_gap_the_last_commit_is_not_known_and_nothing_counts_before_a_new_base():
