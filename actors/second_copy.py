@@ -220,7 +220,8 @@ class SecondCopy:
             await self._check_replacement()
         await self._do(claim_prefix(FORMAT_NAME, encode_format(record.store), record.place))
         await self._do(check_place(record.place))
-        await self._refuse_if_removed(record.place)
+        if record.place.number == 1:  # otherwise the object before it has just been found
+            await self._refuse_if_removed(record.place)
         self._journal = unsent = await self._unsent(record)
         since = unsent.entries[0][0] - 1 if unsent.entries else restarted.last
         own = OwnDirectory(
@@ -359,7 +360,8 @@ class SecondCopy:
         )
         place = await self._do(ended)
         await self.lease.release(place.epoch, run)
-        await self._note(lambda record: replace(record.at(place, run), standby=True, shift=0))
+        time_ms = self._now_ms()
+        await self._note(lambda record: replace(record.at(place, run), standby=True, shift=0, time_ms=time_ms))
         log.info("the log is handed over", extra={"epoch": reign.epoch, "commit": place.commit})
 
     @property

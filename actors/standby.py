@@ -280,7 +280,9 @@ class Standby:
         except CopyMoved:
             raise _BuildAgain from None
         await self._note(
-            replace(self._record, place=base.place, base=base.commit, base_ms=base.until_ms, until=base.until)
+            replace(
+                self._record, place=base.place, base=base.commit, base_ms=base.until_ms, until=base.until, time_ms=0
+            )
         )
         log.info("the standby has a base", extra={"commit": base.commit, "bytes": base.size})
 
@@ -352,14 +354,10 @@ class Standby:
             except StoreError as error:
                 self._failed(error.detail)
                 await trio.sleep(PAUSE_S)
-        record, row = self._record, None if value is None else Followed.decode(value)
-        if row is not None and (row.place.epoch, row.place.number) > (record.place.epoch, record.place.number):
-            self._place = self._noted = row.place
-            self._time_ms, self._mode = row.time_ms, row.mode
-            self._ahead_ms = max(self._ahead_ms, row.ahead_ms)
-        else:
-            self._place = self._noted = record.place
-            self._time_ms, self._mode = record.base_ms, await self._patiently(partial(self._mode_before, record.place))
+        found = Followed.of(self._record, value)
+        self._place = self._noted = found.place
+        self._time_ms, self._ahead_ms = found.time_ms, max(self._ahead_ms, found.ahead_ms)
+        self._mode = found.mode or await self._patiently(partial(self._mode_before, found.place))
 
     async def _mode_before(self, place: Place) -> int:
         """Return the mode of the last segment before a base; 0 if it is not known. Raises StoreError, DamagedLog."""
@@ -570,7 +568,9 @@ class Standby:
         settle = None if is_whole else Settle(self._time_ms, ahead_ms + round(1000 * late_s))
         event = {"epoch": place.epoch, "commit": place.commit, "reason": reason, "whole": is_whole}
         self._place = place
-        taken = replace(self._record.at(place, run), standby=False, until=0, shift=None, settle=settle, ahead_ms=0)
+        taken = replace(
+            self._record.at(place, run), standby=False, until=0, shift=None, settle=settle, ahead_ms=0, time_ms=0
+        )
         self._record = taken.noted(
             "replication.takeover", self._now_ms(), {**event, "from": self.status.holder or None}
         )
@@ -617,14 +617,14 @@ async def settle_alone(store: LevelDBStore, record: Record, now_ms: Callable[[],
     what = record.settle
     if record.standby:
         value = await store.get(Table.METADATA, FOLLOWED_KEY)
-        row = Followed(record.place, record.base_ms, 0) if value is None else Followed.decode(value)
-        commit = max(row.place.commit or 0, record.place.commit or 0)
+        found = Followed.of(record, value)
+        commit = found.place.commit or 0
         if commit < record.until:
             raise StoreUnusable(
                 f"the standby has commit {commit}, and its store is consistent only from commit {record.until} on",
                 hint="start it as a standby until it has caught up, or restore the copy",
             )
-        what = Settle(row.time_ms, max(row.ahead_ms, record.ahead_ms) + round(1000 * LATE_S))
+        what = Settle(found.time_ms, max(found.ahead_ms, record.ahead_ms) + round(1000 * LATE_S))
     if what is not None:
         await settle(store, what, now_ms())
 

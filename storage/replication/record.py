@@ -80,6 +80,8 @@ class Record:
     """Set if the rules of a restore must be applied before the store is served."""
     ahead_ms: int = 0
     """For a standby that is being rebuilt: see ``Followed``."""
+    time_ms: int = 0
+    """For a standby that was the primary: when it had made every commit before ``place``."""
     aside: str = ""
     """For a standby: the folder in the directory to which the store of a deposed primary must still be moved."""
     events: tuple[Event, ...] = ()
@@ -141,6 +143,7 @@ def _decoded(found: dict[str, Any]) -> Record:
         until=int(found.get("until", 0)),
         settle=None if settle is None else Settle(int(settle["cutMs"]), int(settle["aheadMs"])),
         ahead_ms=int(found.get("aheadMs", 0)),
+        time_ms=int(found.get("timeMs", 0)),
         aside=str(found.get("aside", "")),
         events=tuple(Event(each["action"], each["timeMs"], each["after"]) for each in found.get("events", ())),
     )
@@ -169,7 +172,7 @@ class Followed:
     time_ms: int
     """The time of the last commit."""
     mode: int
-    """The mode of the last segment."""
+    """The mode of the last segment; 0 if it is not known."""
     ahead_ms: int = 0
     """By how much the clock of the primary was ahead, as far as all segments show, up to those in the same batch: at
     least, since each took time until it was read."""
@@ -178,6 +181,17 @@ class Followed:
         """Encode the row's value."""
         shown = {"place": _shown(self.place), "timeMs": self.time_ms, "mode": self.mode, "aheadMs": self.ahead_ms}
         return json.dumps(shown).encode()
+
+    @classmethod
+    def of(cls, record: Record, value: bytes | None) -> Followed:
+        """Return how far a standby's store has followed, at least: by its row, or by the directory's record.
+
+        The row may be of an earlier time as a standby. Raises StoreDamaged.
+        """
+        row = None if value is None else cls.decode(value)
+        if row is not None and (row.place.epoch, row.place.number) > (record.place.epoch, record.place.number):
+            return row
+        return cls(record.place, record.time_ms or record.base_ms, 0)
 
     @classmethod
     def decode(cls, value: bytes) -> Followed:
@@ -207,6 +221,8 @@ def write_record(directory: Path, record: Record) -> None:
         shown["settle"] = {"cutMs": record.settle.cut_ms, "aheadMs": record.settle.ahead_ms}
     if record.ahead_ms:
         shown["aheadMs"] = record.ahead_ms
+    if record.time_ms:
+        shown["timeMs"] = record.time_ms
     if record.aside:
         shown["aside"] = record.aside
     if record.events:

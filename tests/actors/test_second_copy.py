@@ -378,30 +378,53 @@ async def test_a_directory_whose_commit_is_not_that_of_the_log_is_refused_though
     }
 
 
-async def test_a_directory_older_than_everything_that_is_kept_is_refused_and_seals_nothing(tmp_path, objects):
-    now = [1_000_000]
-    settings = replace(FAST, keep_s=0)
+async def an_old_directory(tmp_path, objects, keep_s):
+    """Return a directory as it was after a kill between its seal and its first segment; the log has gone on since."""
+    now, settings = [1_000_000], replace(FAST, keep_s=keep_s)
     for turn in range(4):
         async with primary(tmp_path / "data", objects, settings=settings, now_ms=lambda: now[0]) as running:
             running.at = 100 * turn
             await running.write(6)
             await running.counted()
             await until(lambda: running.copy.status.base_ms >= now[0])
-            await until(lambda: sum(name.endswith("/manifest") for name in objects.found) <= 2)
+            await until(lambda: keep_s or sum(name.endswith("/manifest") for name in objects.found) <= 2)
         if not turn:
             copied_at_once(tmp_path / "data", tmp_path / "older")
         now[0] += 2 * 3_600_000
-    await until(lambda: log_name(1, 1) not in objects.found)
-    record = read_record(tmp_path / "older")
-    # As after a kill between the seal and the first segment.
     begun = after(ROOT, objects.found[log_name(0, 1)][0])[0]
-    write_record(tmp_path / "older", replace(record, place=begun, base=None))
+    write_record(tmp_path / "older", replace(read_record(tmp_path / "older"), place=begun, base=None))
+    return tmp_path / "older"
+
+
+async def test_a_directory_older_than_everything_that_is_kept_is_refused_and_seals_nothing(tmp_path, objects):
+    older = await an_old_directory(tmp_path, objects, keep_s=0)
+    assert log_name(1, 1) not in objects.found
     lease = objects.found[LEASE]
     with pytest.raises(BucketWentBack, match="too old"):
-        async with primary(tmp_path / "older", objects):
+        async with primary(older, objects):
             pass
     assert log_name(1, 1) not in objects.found
     assert objects.found[LEASE] == lease
+
+
+async def test_a_start_does_not_serve_at_a_number_that_retention_has_freed_in_that_moment(tmp_path, objects):
+    older, get = await an_old_directory(tmp_path, objects, keep_s=86_400), objects.get
+
+    async def get_once(name):
+        found = await get(name)
+        if name == log_name(1, 1):
+            for each, (data, _) in list(objects.found.items()):
+                of_epoch = each.startswith((f"log/{1:020}/", f"bases/{1:020}/"))
+                if of_epoch and (is_segment(data) or each.endswith("/manifest")):
+                    del objects.found[each]
+        return found
+
+    objects.get = get_once
+    with pytest.raises(BucketWentBack, match="too old"):
+        async with primary(older, objects):
+            pass
+    assert log_name(1, 1) in objects.found  # a seal there, which ends nothing
+    assert (await verify(objects)).ok
 
 
 async def test_retention_of_a_deposed_primary_removes_nothing_of_its_successor(tmp_path, objects):
@@ -453,6 +476,7 @@ async def test_a_restore_that_retention_overtakes_is_refused_and_a_lost_segment_
     with pytest.raises(DamagedLog, match="objects are missing"):
         await restored(objects, tmp_path / "lost", to_ms=at_ms)
     assert not (await verify(objects)).ok
+    assert (await restored(objects, tmp_path / "before", to_commit=first.until))[1].end.commit == first.until
 
 
 async def test_a_restore_of_a_log_that_lacks_its_end_is_refused_and_up_to_that_end_possible(tmp_path, objects):

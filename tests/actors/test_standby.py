@@ -455,8 +455,9 @@ async def test_without_a_lease_too_a_standby_whose_next_segment_was_removed_begi
         await running.counted()
         async with following(tmp_path / "second", objects) as standby:
             await has(standby, running.outbox.last)
-        await running.write(5)
-        await running.counted()
+        for _ in range(5):  # in segments of their own
+            await running.write()
+            await running.counted()
         base = await running.copy._make_base()
         wanted = await rows_of(running.store)
     for number in range(1, base.place.number - 1):
@@ -833,8 +834,8 @@ MISTAKES = [
     (
         ahead_after_another_start,
         "the clock's lead is not read again",
-        "            self._ahead_ms = max(self._ahead_ms, row.ahead_ms)\n",
-        "            pass\n",
+        "self._time_ms, self._ahead_ms = found.time_ms, max(self._ahead_ms, found.ahead_ms)",
+        "self._time_ms = found.time_ms",
     ),
     (
         ids_that_begin_too_early,
@@ -939,6 +940,26 @@ async def test_a_planned_switch_ends_the_log_cleanly_and_the_primary_can_follow_
             wanted = await rows_of(running.store)
     wanted.pop((Table.METADATA, FOLLOWED_KEY), None)
     assert await rows_in(tmp_path / "data") == wanted
+
+
+async def test_a_former_primary_that_takes_over_again_knows_when_its_last_commit_was_made(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, settings=LEASED) as running:
+        await running.write(3)
+        await running.counted()
+        running.copy._now_ms = lambda: 5_000_000  # long after its base
+        await running.copy.finish()
+        await running.copy.hand_over()
+        last = running.outbox.last
+    async with following(tmp_path / "second", objects) as standby:
+        await has(standby, last)
+        await taken_over(standby, tmp_path / "second")
+    async with promoted(tmp_path / "second", objects):
+        pass  # it says that its mode is async, and ends
+    async with following(tmp_path / "data", objects, now_ms=5_000_001) as standby:
+        await has(standby, last)
+        await until(lambda: standby.status.epoch == lease_of(objects).epoch)
+        await taken_over(standby, tmp_path / "data")
+    assert read_record(tmp_path / "data").settle.cut_ms == 5_000_000
 
 
 async def base_without_more_log(directory, objects, settings):
