@@ -8,12 +8,20 @@ A primary without a standby need not stop. A standby registers in the lease; the
 only after that writes a lease that is ``guarded``. A standby takes over by itself only from such a lease. The primary
 gives up the terms once it has stored a lease that is not guarded, which it writes when no registration is left. Each of
 these writes is conditional on the lease that was read, so no take-over falls in between.
+
+A standby that has taken the lease may be frozen before it seals the log. After a time the primary takes the lease back.
+It relies on that only once a segment is stored that was begun afterwards: if the standby has sealed before that segment,
+the reign is over; and after it, the standby finds that it has no lease any more. See ``protocol.take_over``.
+
+A process that takes over renews the lease from then until it serves (``hold_lease``), so that another standby does not
+end a start that lasts longer than the lease.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,10 +30,10 @@ import trio
 from storage.base import StoreError
 from storage.replication.carry import carry_out
 from storage.replication.notices import Lease
-from storage.replication.protocol import Terms, renew
+from storage.replication.protocol import Terms, hold, renew
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from storage.replication.carry import Objects
     from storage.replication.notices import Registration
@@ -47,8 +55,21 @@ def boot_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
+def renews_every_s(period_s: float) -> float:
+    """Return the time between two renewals of a lease of this time."""
+    return min(period_s / RENEWALS or IDLE_S, IDLE_S)
+
+
+async def hold_lease(objects: Objects, run: bytes, number: int, period_s: float) -> bool:
+    """Renew the lease of a run that does not serve yet, if it has the lease; False if it certainly has none."""
+    # As for the renewals of a primary, two slow requests must fit in.
+    with trio.move_on_after(2 * renews_every_s(period_s)), suppress(StoreError):
+        return await carry_out(objects, hold(run, number))
+    return True
+
+
 class LeaseKeeper:
-    """Renews the lease of one primary. ``began``, then ``run``."""
+    """Renews the lease of one primary. ``holding`` while it begins, then ``began``, then ``run``."""
 
     def __init__(
         self,
@@ -58,12 +79,15 @@ class LeaseKeeper:
         allows_standby: bool,
         is_needed: bool = True,
         counted: Callable[[], int | None],
+        now_ms: Callable[[], int],
         clock: Callable[[], float] = boot_s,
     ) -> None:
         """Args:
         period_s: the period of the lease; 0: standbys take over only by hand.
         allows_standby: False: no standby registers, and the primary serves without a valid lease.
         is_needed: False: each commit counts in the log before it is acknowledged, so the seal alone protects commits.
+          counted: returns the last commit that counts.
+          now_ms: the wall clock, from which ids come.
         counted: returns the last commit that counts.
         """
         self._objects = objects
@@ -74,15 +98,16 @@ class LeaseKeeper:
         #: True while this primary keeps the terms: from before a guarded lease may be in the object store until an
         #: unguarded one is.
         self._is_guarded = self._is_costly
-        self._every_s = min(period_s / RENEWALS or IDLE_S, IDLE_S)
+        self._every_s = renews_every_s(period_s)
         self._counted = counted
+        self._now_ms = now_ms
         self._clock = clock
         #: Called while another process tries to take over.
         self.on_rival: Callable[[], object] = lambda: None
         #: URLs of the primary; set once it serves.
         self.urls: tuple[str, ...] = ()
         self._lease = Lease(0, b"", period_ms=round(1000 * period_s), allows_standby=allows_standby)
-        #: ``renewed`` of the last attempt.
+        #: ``renewed`` of the last attempt; it only grows, so that standbys see each renewal.
         self._number = 0
         self._valid_until_s = 0.0
         #: The lease of a process that tries to take over, and when it was first seen.
@@ -124,6 +149,7 @@ class LeaseKeeper:
             is_free=not self._is_costly,
             is_kept=self._is_guarded,
             gone=frozenset(each for each, unchanged_s in self._unchanged_s.items() if unchanged_s >= EXPIRES_S),
+            clock_ms=self._now_ms(),
         )
 
     @property
@@ -148,7 +174,7 @@ class LeaseKeeper:
     def began(self, epoch: int, run: bytes, holder: str, since_s: float) -> None:
         """Note a new epoch, whose lease was written after ``since_s``."""
         self._lease = replace(self._lease, epoch=epoch, run=run, holder=holder, renewed=0)
-        self._number, self._rival = 0, None
+        self._rival = None
         self._valid_until_s = since_s + self._period_s
 
     def serve(self, urls: tuple[str, ...]) -> None:
@@ -156,21 +182,43 @@ class LeaseKeeper:
         self.urls = urls
         self._wake.set()
 
-    async def run(self, look: Callable[[], Awaitable[object]]) -> None:
+    @asynccontextmanager
+    async def holding(self, run: bytes) -> AsyncIterator[None]:
+        """Renew the lease of a run from when it has taken it: within this block it takes over, and begins."""
+        failed: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hold, run)
+            try:
+                yield
+            except Exception as error:  # noqa: BLE001  # raised again, outside of the nursery's group
+                failed = error
+            nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+
+    async def _hold(self, run: bytes) -> None:
+        while self._objects.can_exchange:
+            await trio.sleep(self._every_s)
+            self._number += 1
+            await hold_lease(self._objects, run, self._number, self._period_s)
+
+    async def run(self, look: Callable[[], Awaitable[object]], secure: Callable[[], Awaitable[object]]) -> None:
         """Renew, until cancelled.
 
         Args:
           look: raises if another process has ended the epoch.
+          secure: stores a segment that begins now, and returns once it and all before it are stored; raises if another
+            process has ended the epoch.
         Raises:
           BucketWentBack: the lease is missing, or older than the one last written.
         """
         while self._objects.can_exchange:
-            await self._renew(look)
+            await self._renew(look, secure)
             with trio.move_on_after(self._every_s):
                 await self._wake.wait()
             self._wake = trio.Event()
 
-    async def _renew(self, look: Callable[[], Awaitable[object]]) -> None:
+    async def _renew(self, look: Callable[[], Awaitable[object]], secure: Callable[[], Awaitable[object]]) -> None:
         begun_s, held = self._clock(), self._lease
         self._number += 1
         wait_s = max(self._period_s, IDLE_S)
@@ -187,7 +235,11 @@ class LeaseKeeper:
             except StoreError as error:
                 self._failed(error.detail)
         if found is not None and found.run == held.run:
-            self._lease, self._rival, self._error = found, None, ""
+            self._lease, self._error = found, ""
+            if self._rival is not None:
+                # It may be frozen, and seal later.
+                await secure()
+                self._rival = None
             self._valid_until_s = begun_s + self._period_s
             self._look_at_standbys(begun_s)
             return

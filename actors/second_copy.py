@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from storage.replication.bases import Base
     from storage.replication.carry import Objects
     from storage.replication.notices import Registration
-    from storage.replication.outbox import Outbox, Taken
+    from storage.replication.outbox import Outbox, Restarted, Taken
     from storage.replication.protocol import Place, Steps
     from storage.replication.segment import Commit, Segment
 
@@ -181,6 +181,8 @@ class SecondCopy:
         self._oldest_ms: int | None = None
         self._uploaded_ms: int | None = None
         self._yields_until_s = 0.0
+        #: Segments up to this number must be begun, though there may be no commits for them.
+        self._least_number = 0
         self._look_at_s = 0.0
         self._note_at_s = 0.0
         self._loop = trio.lowlevel.current_trio_token()
@@ -193,6 +195,7 @@ class SecondCopy:
             # With ``sync``, no commit is acknowledged before it counts.
             is_needed=self._mode == ASYNC,
             counted=lambda: None if self._reign is None else self._reign.counted,
+            now_ms=now_ms,
         )
 
         self.lease.on_rival = self._yield_to_rival
@@ -227,6 +230,12 @@ class SecondCopy:
         own = OwnDirectory(
             restarted.last, frozenset(record.runs), since, applies=self._reign is None, writer=record.writer
         )
+        async with self.lease.holding(self._run):
+            await self._reign_from(own, restarted, unsent, begun_s)
+
+    async def _reign_from(self, own: OwnDirectory, restarted: Restarted, unsent: Unsent, begun_s: float) -> None:
+        """Begin an epoch in which everything that the directory has and the log lacks is sent. Raises as ``begin`` does."""
+        record = self._record
         known, leased = record.known_epoch, self._objects.can_exchange
         steps = take_over(
             self._run,
@@ -249,7 +258,8 @@ class SecondCopy:
         await self._note(lambda record: replace(record.at(place, self._run), base=record.base if has_base else None))
         # Until the rules of a restore are applied, another process that takes over must apply them too.
         mode = self._mode if record.settle is None else ASYNC
-        self._reign = reign = Reign(place, self._run, mode, has_base=has_base)
+        self._reign, self._least_number = Reign(place, self._run, mode, has_base=has_base), 0
+        reign = self._reign
         self._outbox.progressed(reign.logged, None)
         self._unmade = restarted.unmade
         if place.commit is None:
@@ -323,7 +333,7 @@ class SecondCopy:
             while True:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._make_bases)
-                    nursery.start_soon(self.lease.run, self._look)
+                    nursery.start_soon(self.lease.run, self._look, self._secure)
                     await self._ship()
                     nursery.cancel_scope.cancel()
                 if self._is_finishing:
@@ -432,6 +442,14 @@ class SecondCopy:
         """Begin no segment for a moment. A busy primary's next one would come before the seal, at every number."""
         self._yields_until_s = trio.current_time() + YIELD_S
 
+    async def _secure(self) -> None:
+        """Return once a segment is stored, with all before it, that begins no earlier than this call."""
+        number = self._least_number = self._now.place.number
+        self._yields_until_s = 0.0
+        self._woken.set()
+        while self._now.logged_place.number <= number:
+            await self._progress.wait()
+
     @property
     def yields(self) -> bool:
         """True while another process may seal the log."""
@@ -466,11 +484,13 @@ class SecondCopy:
         while len(self._under_way) < self._settings.uploads and self._due_in_s() <= 0 and not self.yields:
             taken = self._outbox.take(self._settings.segment_bytes)
             if taken is None:
-                return
+                break
             reign = self._now
             self._under_way[reign.place.number] = taken
             segment, data = await in_thread(_encoded, reign, taken, max_wait_s=inf)
             uploads.start_soon(self._upload, reign.drafted(segment, data))
+        if self._now.place.number <= self._least_number:
+            uploads.start_soon(self._upload, self._now.announce(self._now_ms()))
 
     def _due_in_s(self) -> float:
         """Return how long the oldest batch may wait for others; ``interval_s`` if there is none."""
@@ -508,30 +528,31 @@ class SecondCopy:
                 self._failed(error.detail)
                 await trio.sleep(REFUSED_PAUSE_S)
 
-    async def _apply(self, segment: Segment) -> None:
+    async def _apply(self, segments: Sequence[Segment]) -> None:
         """Write what the log has and the directory lacks: after a power cut, or in an earlier state of the disk.
 
         Raises:
           Foreign: a commit of the log and the directory's own with the same number differ.
           DirectoryBehind: the log does not continue the directory's last commit.
         """
-        self.on_read()
-        self._reached = replace(self._reached, epoch=segment.epoch, number=segment.number + 1)
-        for number, commit in enumerate(segment.commits, segment.first):
-            last = self._outbox.last
-            if number <= last:
-                if self._journal.contradicts(number, commit):
-                    raise Foreign(
-                        f"commit {number} of the log is not that of this directory: a clone of it was continued",
-                        hint=FOREIGN_HINT,
-                    )
-                continue
-            if number == last + 1:
-                await self._store.apply(operations_of(commit))
-            if self._outbox.last != number:
-                raise DirectoryBehind(f"the log has commit {number}, and this directory ends at {last}")
+        for segment in segments:
+            self.on_read()
+            self._reached = replace(self._reached, epoch=segment.epoch, number=segment.number + 1)
+            for number, commit in enumerate(segment.commits, segment.first):
+                last = self._outbox.last
+                if number <= last:
+                    if self._journal.contradicts(number, commit):
+                        raise Foreign(
+                            f"commit {number} of the log is not that of this directory: a clone of it was continued",
+                            hint=FOREIGN_HINT,
+                        )
+                    continue
+                if number == last + 1:
+                    await self._store.apply(operations_of(commit))
+                if self._outbox.last != number:
+                    raise DirectoryBehind(f"the log has commit {number}, and this directory ends at {last}")
 
-    async def _do(self, steps: Steps[T], apply: Callable[[Segment], Awaitable[object]] = ignore) -> T:
+    async def _do(self, steps: Steps[T], apply: Callable[[Sequence[Segment]], Awaitable[object]] = ignore) -> T:
         try:
             found = await carry_out(self._objects, steps, apply, failed=self._failed)
         except (ReignOver, Foreign, BucketWentBack):

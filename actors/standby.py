@@ -15,33 +15,34 @@ import logging
 import secrets
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from actors.lease import boot_s
+from actors.lease import boot_s, hold_lease
 from actors.second_copy import LOOK_EVERY_S
 from actors.settling import settle
 from plainsong.protocol.effects import Put, Table, put_one
 from storage.base import StoreError, StoreUnusable
 from storage.directory import DataDirectory, empty_store, set_aside
 from storage.replication.bases import FORMAT_NAME, decode_format
-from storage.replication.carry import carry_out
+from storage.replication.carry import carry_out, read_all
 from storage.replication.notices import LEASE, Registration, decode_lease, encode_lease, log_name
 from storage.replication.outbox import operations_of
 from storage.replication.protocol import (
     ROOT,
     Create,
     Exchange,
-    Fetched,
     Follower,
+    ReadAhead,
     ReignOver,
     TakeOverLost,
     Verdict,
-    batch_after,
+    batches_after,
     take_over,
 )
-from storage.replication.reading import AHEAD, CopyMoved, all_of, bases_of, has_base_after, is_removed, rows_of
+from storage.replication.reading import CopyMoved, bases_of, has_base_after, is_removed, rows_of
 from storage.replication.record import FOLLOWED_KEY, Followed, Record, Settle, read_record, write_record
 from storage.replication.segment import RUN_BYTES, SYNC, decode_segment, is_segment
 from storage.threaded import in_thread
@@ -68,11 +69,9 @@ REGISTER_EVERY_S = 10.0
 #: Pause after the object store failed, or the store.
 PAUSE_S = 1.0
 TIDY_EVERY_S = 60.0
-#: Objects of the log are read ahead only within these bytes, if they are as large as those before.
-AHEAD_BYTES = 32 << 20
-#: Ids begin by this much later after a take-over that may lack commits. The clocks are compared by segments, so the
-#: primary's seems to be less ahead than it is, by the time that the quickest segment took from its last commit until it
-#: was read: a second or two, if not all of them were late.
+#: Ids begin by this much later after a take-over that may lack commits. The clocks are compared by the lease and by
+#: segments, so the primary's seems to be less ahead than it is, by the time from a renewal, or from the last commit of a
+#: segment, until it was read: a second or two, if not all of them were late.
 LATE_S = 10.0
 
 
@@ -142,10 +141,11 @@ class Standby:
         self._noted = ROOT
         self._time_ms = 0
         self._mode = 0
-        #: A lower bound, from the segments, of how far the primary's clock is ahead of ``_steady_ms``.
+        #: A lower bound, from the lease and the segments, of how far the primary's clock is ahead of ``_steady_ms``.
         self._ahead_ms = 0
-        #: How many objects of the log are read at once: one at its end, more while there are more.
-        self._width = 1
+        self._ahead = ReadAhead()
+        #: The run of the take-over under way, or of the one that has succeeded; empty if there is none.
+        self._attempt = b""
         self._caught_up = False
         #: Bases of earlier epochs are before a gap.
         self._least_epoch = 0
@@ -234,6 +234,19 @@ class Standby:
                 break
         await self._note(self._record)
         self._decided.set()
+
+    async def hold(self) -> None:
+        """Renew the lease during a take-over, and after ``run`` until the primary on this directory has it.
+
+        Otherwise a take-over or a start that lasts longer than the lease would be ended by another standby. Cancel it if
+        ``run`` was cancelled.
+        """
+        for number in count(1):
+            await trio.sleep(self._lease_every_s)
+            run = self._attempt
+            has_lease = bool(run) and await hold_lease(self._objects, run, number, self._settings.lease_s)
+            if not (has_lease or self._record.standby):
+                return
 
     async def _begin(self) -> None:
         """Read the directory's record; note the log's store in a new one."""
@@ -388,34 +401,23 @@ class Standby:
                 self._error = ""
             return False
         self._error = ""
-        for _ in objects:
-            at = self._place
-            batch = await in_thread(batch_after, at, objects[at.number - place.number :])
-            if batch.place == at:
-                break
+        batches = batches_after(place, objects)
+        while (batch := await in_thread(lambda: next(batches, None))) is not None:
             if batch.place.commit is None:
                 self._least_epoch = batch.place.epoch
                 raise _BuildAgain  # commits are missing here; a base after the gap has them
             if batch.segments:
                 await self._apply(store, batch.segments)
             self._place = batch.place
-            if batch.place.epoch != place.epoch:
-                break
         return True
 
     async def _read_ahead(self, place: Place) -> Sequence[bytes | None]:
-        """Read the next objects of an epoch, at least one; None for each that was missing. Raises StoreError.
-
-        After the end of the log, or an error, one is read, and twice as many after each reading that found all.
-        """
-        width, self._width = self._width, 1
-        found = await all_of(self._objects.get, [log_name(place.epoch, place.number + at) for at in range(width)])
-        if isinstance(found[0], StoreError):
-            raise found[0]
-        objects = [each.data if isinstance(each, Fetched) else None for each in found]
-        sizes = [len(data) for data in objects if data is not None]
-        if len(sizes) == width:
-            self._width = max(1, min(2 * width, AHEAD, AHEAD_BYTES // max(sizes)))
+        """Read the next objects of an epoch, at least one; None for each that was missing. Raises StoreError."""
+        ahead, self._ahead = self._ahead, ReadAhead()  # after an error, one is read
+        found = await read_all(self._objects.get, ahead.names(place))
+        objects = [None if each is None else each.data for each in found]
+        ahead.took(objects)
+        self._ahead = ahead
         return objects
 
     @property
@@ -473,6 +475,8 @@ class Standby:
         if lease is None or self._lease is None or lease.sign != self._lease.sign:
             self._lease_since_s = self._clock()
         self._lease = lease
+        if lease is not None and lease.clock_ms is not None:
+            self._ahead_ms = max(self._ahead_ms, lease.clock_ms - self._steady_ms)
         if found is not None and lease is not None:
             await self._register(lease, found.etag)
 
@@ -526,15 +530,24 @@ class Standby:
             return False
         if await is_removed(self._objects, self._place):
             raise _BuildAgain
-        run, before = secrets.token_bytes(RUN_BYTES), self._place
-        log.warning("taking over", extra={"reason": reason, "epoch": before.epoch, "commit": before.commit})
-        seen = None if reason == "by hand" else self._lease
-        reached = before
+        self._attempt = secrets.token_bytes(RUN_BYTES)
+        try:
+            return await self._try(store, self._attempt, reason)
+        finally:
+            if self._record.standby:
+                self._attempt = b""
 
-        async def apply(segment: Segment) -> None:
+    async def _try(self, store: LevelDBStore, run: bytes, reason: str) -> bool:
+        """Take over, if no other process does. Raises _BuildAgain, StoreError."""
+        before = self._place
+        log.warning("taking over", extra={"reason": reason, "epoch": before.epoch, "commit": before.commit})
+        lease, reached = self._lease, before
+        seen = None if reason == "by hand" else lease
+
+        async def apply(segments: Sequence[Segment]) -> None:
             nonlocal reached
-            await self._apply(store, [segment])
-            reached = replace(before, epoch=segment.epoch, number=segment.number + 1)
+            await self._apply(store, segments)
+            reached = replace(before, epoch=segments[-1].epoch, number=segments[-1].number + 1)
 
         attempt = take_over(
             run,
@@ -563,9 +576,11 @@ class Standby:
         is_whole = place.clean or self._mode == SYNC
         # By hand, a primary that still serves acknowledges until it next looks at the log.
         late_s = LATE_S + LOOK_EVERY_S if reason == "by hand" else LATE_S
+        # After its last renewal a primary acknowledges for the time of its lease.
+        late_ms = max(round(1000 * late_s), 0 if lease is None else lease.period_ms)
         # The rules are applied by the clock as it is now.
         ahead_ms = max(0, self._ahead_ms + self._steady_ms - self._now_ms())
-        settle = None if is_whole else Settle(self._time_ms, ahead_ms + round(1000 * late_s))
+        settle = None if is_whole else Settle(self._time_ms, ahead_ms + late_ms)
         event = {"epoch": place.epoch, "commit": place.commit, "reason": reason, "whole": is_whole}
         self._place = place
         taken = replace(

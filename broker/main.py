@@ -93,14 +93,26 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
     """
     with short_collections():
         while True:
-            if is_standby(config) and not await _follow(config, announce):
-                return
-            if not await _run(config, announce, testing):
+            serve_next = _take_over_and_run if is_standby(config) else _run
+            if not await serve_next(config, announce, testing):
                 return
 
 
-async def _follow(config: Config, announce: Callable[[Running], None]) -> bool:
-    """Run as a standby. Returns True once this process has taken over, False after a signal."""
+async def _take_over_and_run(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> bool:
+    """Follow, and serve once this process has taken over. Returns what ``_run`` does; False if it has not."""
+    async with trio.open_nursery() as holding:
+        is_primary = await _follow(config, announce, holding)
+        follows_next = is_primary and await _run(config, announce, testing)
+        holding.cancel_scope.cancel()
+    return follows_next
+
+
+async def _follow(config: Config, announce: Callable[[Running], None], holding: trio.Nursery) -> bool:
+    """Run as a standby. Returns True once this process has taken over, False after a signal.
+
+    Args:
+      holding: see ``run_standby``.
+    """
     notifier, stop = Notifier(os.environ), trio.Event()
 
     def listening(addresses: Sequence[str]) -> None:
@@ -122,7 +134,7 @@ async def _follow(config: Config, announce: Callable[[Running], None]) -> bool:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_at_signal, stop)
         nursery.start_soon(_keep_alive, notifier)
-        has_taken_over = await run_standby(config, listening, stop)
+        has_taken_over = await run_standby(config, listening, stop, holding)
         nursery.cancel_scope.cancel()
     return has_taken_over and not stop.is_set()
 

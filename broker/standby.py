@@ -142,9 +142,13 @@ class StandbyRoutes:
         raise self.error()
 
 
-async def run_standby(config: Config, announce: Callable[[Sequence[str]], None], stop: trio.Event) -> bool:
+async def run_standby(
+    config: Config, announce: Callable[[Sequence[str]], None], stop: trio.Event, holding: trio.Nursery
+) -> bool:
     """Follow and serve until ``stop`` is set, or this process has taken over. Returns True in the latter case.
 
+    Args:
+      holding: runs a task that renews the lease of a take-over, until the primary on this directory has the lease.
     Raises:
       StoreUnusable: the directory or the object store cannot be used, or the primary allows no standby.
       DamagedLog: the log cannot be read.
@@ -175,6 +179,7 @@ async def run_standby(config: Config, announce: Callable[[Sequence[str]], None],
 
         nursery.start_soon(wait)
         nursery.start_soon(follow)
+        holding.start_soon(standby.hold)
         metrics = Metrics(VERSION)
         add_standby_gauges(metrics, standby)
         # Its last answer reports to a client that the take-over has succeeded.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import trio
 
 from storage.base import StoreError
-from storage.replication.protocol import Apply, Create, Exchange, Fetched, Get, Verdict
+from storage.replication.protocol import Apply, Create, Exchange, Fetched, Get, GetAll, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -60,16 +60,42 @@ class Objects(Protocol):
         ...
 
 
-async def ignore(segment: Segment) -> None:
-    """Ignore a segment, for callers that apply none."""
-    del segment
+async def ignore(segments: Sequence[Segment]) -> None:
+    """Ignore segments, for callers that apply none."""
+    del segments
     await trio.lowlevel.checkpoint()
+
+
+async def read_all(get: Callable[[str], Awaitable[Fetched | None]], names: Sequence[str]) -> list[Fetched | None]:
+    """Read objects at once, and return them in the order of ``names``, up to the first that cannot be read.
+
+    Raises StoreError: that is the first of all.
+    """
+    found: list[Fetched | StoreError | None] = [None] * len(names)
+
+    async def read_one(at: int, name: str) -> None:
+        try:
+            found[at] = await get(name)
+        except StoreError as error:
+            found[at] = error
+
+    async with trio.open_nursery() as nursery:
+        for at, name in enumerate(names):
+            nursery.start_soon(read_one, at, name)
+    read: list[Fetched | None] = []
+    for each in found:
+        if isinstance(each, StoreError):
+            if not read:
+                raise each
+            break
+        read.append(each)
+    return read
 
 
 async def carry_out(
     objects: Objects,
     steps: Steps[T],
-    apply: Callable[[Segment], Awaitable[object]] = ignore,
+    apply: Callable[[Sequence[Segment]], Awaitable[object]] = ignore,
     *,
     pause: Callable[[float], Awaitable[object]] = trio.sleep,
     failed: Callable[[str], object] = lambda _: None,
@@ -93,7 +119,7 @@ async def carry_out(
             result: T = done.value
             return result
         if isinstance(request, Apply):
-            answer = await apply(request.segment)
+            answer = await apply(request.segments)
             continue
         while True:
             why = "a write has no answer"
@@ -108,11 +134,15 @@ async def carry_out(
                 failed(why)
             await pause(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
-            if not isinstance(request, Get):
+            if not isinstance(request, Get | GetAll):
                 break
 
 
-async def _answer(objects: Objects, request: Get | Create | Exchange) -> Fetched | Verdict | None:
+async def _answer(
+    objects: Objects, request: Get | GetAll | Create | Exchange
+) -> Sequence[Fetched | None] | Fetched | Verdict | None:
+    if isinstance(request, GetAll):
+        return await read_all(objects.get, request.names)
     if isinstance(request, Get):
         return await objects.get(request.name)
     if isinstance(request, Create):

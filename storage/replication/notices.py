@@ -78,6 +78,9 @@ class Lease:
     take over by itself."""
     standbys: tuple[Registration, ...] = ()
     """Registered standbys, ordered by id. Only ``guarded`` decides; these are the reason why it is set."""
+    clock_ms: int | None = None
+    """The wall clock of the primary at its last renewal, so that ids after a take-over begin above it; None in a lease of
+    an earlier version."""
 
     @property
     def sign(self) -> tuple[int, bytes, int]:
@@ -119,6 +122,7 @@ def encode_lease(lease: Lease) -> bytes:
             "urls": lease.urls,
             "renewed": lease.renewed,
             "counted": lease.counted,
+            "clockMs": lease.clock_ms,
             "periodMs": lease.period_ms,
             # Standbys of versions without registrations check only this before they take over.
             "allowsStandby": lease.allows_standby and lease.guarded,
@@ -140,7 +144,7 @@ def decode_lease(data: bytes) -> Lease:
     found = _parsed(data, "lease")
     if type(found.get("epoch")) is not int:
         raise DamagedLog("the lease has no epoch")
-    run, counted = _run(found, "lease"), found.get("counted")
+    run, counted, clock_ms = _run(found, "lease"), found.get("counted"), found.get("clockMs")
     guarded = bool(found.get("allowsStandby", True))
     try:
         standbys = found.get("standbys", {})
@@ -160,6 +164,7 @@ def decode_lease(data: bytes) -> Lease:
                 Registration(name, int(each["beat"]), str(each["holder"]), int(each["commit"]))
                 for name, each in sorted((standbys or {}).items())
             ),
+            None if clock_ms is None else int(clock_ms),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedLog("a field of the lease has the wrong type") from error

@@ -1,8 +1,8 @@
 """The protocol of the commit log, without any input or output: how an epoch begins, is written, read and ended.
 
-A procedure is a generator. It yields requests to the object store (``Get``, ``Create``, ``Exchange``) and gets their
-answers; ``Apply`` hands a segment that was read to the caller. So the same code runs against a real object store and in
-a simulation that loses, delays and reorders the requests of several processes.
+A procedure is a generator. It yields requests to the object store (``Get``, ``GetAll``, ``Create``, ``Exchange``) and
+gets their answers; ``Apply`` hands segments that were read to the caller. So the same code runs against a real object
+store and in a simulation that loses, delays and reorders the requests of several processes.
 
 There is no clock in the protocol. An epoch ends at the first number that does not exist, by the creation of a seal
 there. Either the next segment of the old primary is created at this number, or the seal: the object store decides, and
@@ -11,7 +11,7 @@ both sides learn of it by reading that one object.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -42,6 +42,10 @@ from storage.replication.segment import (
 )
 
 T = TypeVar("T")
+#: Objects of the log that are read at once, since each takes a round trip; within these bytes, if they are as large as
+#: those before.
+AHEAD = 8
+AHEAD_BYTES = 32 << 20
 #: A batch has further segments only within these bytes before compression. Beyond them a sync costs little of the time.
 BATCH_BYTES = 4 << 20
 FOREIGN_HINT = (
@@ -59,6 +63,14 @@ class Get:
     """Read an object. The answer is ``Fetched``, or None if it does not exist. Repeat it until it has an answer."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetAll:
+    """Read several objects at once, in any order. The answer has what ``Get`` has for each, in the order of ``names``: at
+    least the first, and fewer than all if one of the others cannot be read."""
+
+    names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +100,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Take a segment that counts. There is no answer."""
+    """Take consecutive segments that count. There is no answer."""
 
-    segment: Segment
+    segments: Sequence[Segment]
 
 
 class Verdict(Enum):
@@ -103,7 +115,7 @@ class Verdict(Enum):
     """The answer was lost. The write may have happened, may still happen, or may never happen."""
 
 
-Steps = Generator[Get | Create | Exchange | Apply, Any, T]
+Steps = Generator[Get | GetAll | Create | Exchange | Apply, Any, T]
 
 
 class ReignOver(StorageFailed):
@@ -231,6 +243,37 @@ def batch_after(place: Place, objects: Sequence[bytes | None]) -> Batch:
     return Batch(segments, place)
 
 
+def batches_after(place: Place, objects: Sequence[bytes | None]) -> Iterator[Batch]:
+    """Return what ``batch_after`` returns, again and again, for all of the objects that count.
+
+    Raises DamagedLog: as ``batch_after`` does.
+    """
+    at = place
+    while at.epoch == place.epoch and at.number - place.number < len(objects):
+        batch = batch_after(at, objects[at.number - place.number :])
+        if batch.place == at:
+            return
+        yield batch
+        at = batch.place
+
+
+class ReadAhead:
+    """How many objects of the log are read at once: one at its end, and twice as many after each reading of all."""
+
+    def __init__(self) -> None:
+        self._width = 1
+
+    def names(self, place: Place) -> list[str]:
+        """Return the names of the objects to read next, in the order of their numbers."""
+        return [log_name(place.epoch, place.number + at) for at in range(self._width)]
+
+    def took(self, objects: Sequence[bytes | None]) -> None:
+        """Note what was read; fewer objects than names if not all could be read."""
+        sizes = [len(data) for data in objects if data is not None]
+        is_whole = len(sizes) == self._width
+        self._width = max(1, min(2 * self._width, AHEAD, AHEAD_BYTES // max(sizes))) if is_whole else 1
+
+
 def follow(place: Place, directory: OwnDirectory | None, wrote: set[bytes]) -> Steps[Place]:
     """Read the log from ``place``, apply what counts, and return the first place where there is nothing yet.
 
@@ -241,20 +284,40 @@ def follow(place: Place, directory: OwnDirectory | None, wrote: set[bytes]) -> S
     Raises:
       Foreign: an object is of another run, or of a clone.
     """
+    ahead = ReadAhead()
     while True:
-        found = yield Get(log_name(place.epoch, place.number))
-        if found is None:
+        found: list[Fetched | None] = yield GetAll(ahead.names(place))
+        objects = [None if each is None else each.data for each in found]
+        ahead.took(objects)
+        if objects[0] is None:
             return place
-        at, (place, segment) = place, after(place, found.data)
-        if segment is not None:
-            if directory is not None and segment.run not in directory.runs:
-                raise _foreign(at, directory)
-            wrote.add(segment.run)
-            yield Apply(segment)
-        elif directory is not None and not is_segment(found.data):
-            seal = decode_seal(found.data)
-            if seal.run not in directory.runs or seal.run in wrote:
-                raise _foreign(at, directory, seal.holder)
+        first = place
+        for batch in batches_after(first, objects):
+            data = objects[place.number - first.number]
+            if directory is not None and data is not None:
+                _refuse_foreign(place, batch, data, directory, wrote)
+            wrote.update(segment.run for segment in batch.segments)
+            place = batch.place
+            if batch.segments:
+                yield Apply(batch.segments)
+
+
+def _refuse_foreign(place: Place, batch: Batch, data: bytes, directory: OwnDirectory, wrote: set[bytes]) -> None:
+    """Raise Foreign for the first object of a batch that is not of a directory's own runs.
+
+    Args:
+      place: where the batch begins.
+      data: its first object.
+    """
+    commit = place.commit
+    for segment in batch.segments:
+        if segment.run not in directory.runs:
+            raise _foreign(replace(place, commit=commit), directory)
+        commit = segment.last
+    if not (batch.segments or is_segment(data)):
+        seal = decode_seal(data)
+        if seal.run not in directory.runs or seal.run in wrote:
+            raise _foreign(place, directory, seal.holder)
 
 
 def _foreign(place: Place, directory: OwnDirectory, holder: str = "") -> Foreign:
@@ -282,6 +345,8 @@ class Terms:
     """True if the primary acknowledges nothing without a valid lease already: only then may the lease say so."""
     gone: frozenset[Registration] = frozenset()
     """Registrations that have not changed for a time: their standbys no longer exist."""
+    clock_ms: int | None = None
+    """The primary's wall clock, read after the time of the lease has begun."""
 
     def applied(self, lease: Lease) -> Lease:
         """Return a lease with these terms."""
@@ -292,6 +357,7 @@ class Terms:
             allows_standby=self.allows_standby,
             guarded=self.allows_standby and (self.is_free or (self.is_kept and bool(standbys))),
             standbys=standbys,
+            clock_ms=self.clock_ms,
         )
 
 
@@ -334,7 +400,7 @@ def choose_epoch(
             raise BucketWentBack(f"the lease is of epoch {held}, but epoch {known} has begun already")
         if found is not None and before.run == run and held > last:
             return held  # a write of this attempt, which took effect after it was looked for
-        if seen is not None and before.sign != seen.sign:
+        if seen is not None and before.sign != seen.sign and before.run != run:
             raise TakeOverLost("the lease has changed")
         if follower is not None and not before.allows_standby:
             raise TakeOverLost("the primary allows no standby")
@@ -410,7 +476,7 @@ def take_over(
       ReignOver: another process has chosen a later epoch, and has begun it.
       Foreign: the log was continued by a process that was not started on the directory.
       DirectoryBehind: the directory lacks commits of the log.
-      TakeOverLost: see ``Follower``.
+      TakeOverLost: see ``Follower``; or another process, perhaps the primary, has taken the lease since.
     """
     wrote: set[bytes] = set()
     if directory is not None:
@@ -434,6 +500,10 @@ def take_over(
             raise TakeOverLost(f"commits are missing from the log before epoch {place.epoch}")
         if follower is not None and follower.seen is not None and place.epoch != begun:
             raise TakeOverLost(f"epoch {place.epoch} has begun")
+        if follower is not None and leased and not (yield from _has_lease(run)):
+            # Only after the end was read: a primary that has its lease again stores a segment before it relies on it,
+            # so a number that was free before it had the lease again is not free any more.
+            raise TakeOverLost("the primary, or another process, has taken the lease since")
         gap = False
         if directory is not None and place.commit is not None:
             last = directory.last
@@ -450,6 +520,11 @@ def take_over(
             return after(place, seal)[0]
         # Another object has that name, a segment or a seal: read and follow it. If none has, the next attempt may
         # succeed.
+
+
+def _has_lease(run: bytes) -> Steps[bool]:
+    found = yield Get(LEASE)
+    return found is not None and decode_lease(found.data).run == run
 
 
 def claim_prefix(name: str, data: bytes, place: Place) -> Steps[None]:
@@ -481,8 +556,23 @@ def claim_prefix(name: str, data: bytes, place: Place) -> Steps[None]:
             return
 
 
+def hold(run: bytes, renewed: int) -> Steps[bool]:
+    """Renew the lease of a run that does not serve yet, and change nothing else in it. False: the run has no lease."""
+    while True:
+        found = yield Get(LEASE)
+        if found is None or (held := decode_lease(found.data)).run != run:
+            return False
+        lease = encode_lease(replace(held, renewed=renewed))
+        # If a standby has registered since, again.
+        if held.renewed == renewed or (yield Exchange(LEASE, lease, found.etag)) is Verdict.DONE:
+            return True
+
+
 def renew(lease: Lease, confirmed: int, terms: Terms, over: Lease | None = None) -> Steps[Lease]:
     """Replace the lease by the next one of its run.
+
+    If that replaces the lease of another run, this one may rely on it only once a segment is stored that was begun
+    afterwards: the other run may still create a seal at a number that it found free before.
 
     Returns the lease with the standbys that are registered, and whether it is ``guarded``; or the lease of another run
     that was found instead: it tries to take over. The log shows whether it has succeeded.

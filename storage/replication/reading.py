@@ -18,14 +18,14 @@ from storage.replication.bases import (
     decode_format,
     part_name,
 )
-from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreUnavailable
+from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreUnavailable, read_all
 from storage.replication.notices import LEASE, decode_lease, decode_seal, log_name
-from storage.replication.protocol import Place, after
+from storage.replication.protocol import AHEAD, Place, after
 from storage.replication.segment import DamagedLog, is_segment
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from storage.replication.carry import Objects
     from storage.replication.protocol import Fetched
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 #: Attempts of a read before a command gives up.
 ATTEMPTS = 6
-#: Objects that are read ahead, since each takes a round trip.
-AHEAD = 8
 MOVED_HINT = "run it again: it then begins with a later base"
 
 
@@ -294,24 +292,6 @@ async def verify(objects: Objects) -> Checked:
     return checked
 
 
-async def all_of(
-    get: Callable[[str], Awaitable[Fetched | None]], names: Sequence[str]
-) -> list[Fetched | StoreError | None]:
-    """Read objects at once, and return them in the order of ``names``, with the error of each that cannot be read."""
-    found: list[Fetched | StoreError | None] = [None] * len(names)
-
-    async def read_one(at: int, name: str) -> None:
-        try:
-            found[at] = await get(name)
-        except StoreError as error:
-            found[at] = error
-
-    async with trio.open_nursery() as nursery:
-        for at, name in enumerate(names):
-            nursery.start_soon(read_one, at, name)
-    return found
-
-
 class _Ahead:
     """Reads numbered objects in order, several at a time."""
 
@@ -319,15 +299,12 @@ class _Ahead:
         self._objects = objects
         self._name = name
         self._number = first
-        self._found: list[Fetched | StoreError | None] = []
+        self._found: list[Fetched | None] = []
 
     async def next(self) -> Fetched | None:
         """Return the next object; None if it does not exist, after which there is no other. Raises StoreError."""
         if not self._found:
             names = [self._name(self._number + at) for at in range(AHEAD)]
-            self._found = await all_of(partial(read, self._objects), names)
-            self._number += AHEAD
-        found = self._found.pop(0)
-        if isinstance(found, StoreError):
-            raise found
-        return found
+            self._found = await read_all(partial(read, self._objects), names)
+            self._number += len(self._found)
+        return self._found.pop(0)

@@ -1,8 +1,8 @@
 """The lease: no standby takes over by itself while the primary may still acknowledge, whatever is slow or lost; and a
 primary without a standby never stops.
 
-A simulation with the real code and a clock of its own. Standbys come, register, freeze and end; the primary is cut off,
-ends, or starts again and allows no standby. Each rule is planted as a mistake.
+A simulation with the real code and a clock of its own. Standbys come, register, freeze and end, also during a take-over;
+the primary is cut off, ends, or starts again and allows no standby. Each rule is planted as a mistake.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from actors.settings import ReplicationConfig
 from storage.base import StoreUnusable
 from storage.replication import protocol
 from storage.replication.carry import ObjectStoreUnavailable, carry_out
-from storage.replication.notices import LEASE, decode_lease
-from storage.replication.protocol import Follower, TakeOverLost, Verdict
+from storage.replication.notices import LEASE, decode_lease, log_name
+from storage.replication.protocol import Follower, ReignOver, TakeOverLost, Verdict
+from storage.replication.segment import ASYNC, is_segment
 from tests.planted import planted
 from tests.storage.replication.objects import MemoryObjects
 
@@ -86,6 +87,14 @@ class SlowObjects(MemoryObjects):
         return self._random.choice(self._times)
 
 
+class FreezingObjects(SlowObjects):
+    """Of a process that is frozen at times before a request."""
+
+    async def _late(self, call, *arguments):
+        await trio.sleep(self._random.choice([0.0, 0.0, 20.0, 40.0]))
+        return await super()._late(call, *arguments)
+
+
 @dataclass(frozen=True)
 class Code:
     """The modules of a course: the real ones, or one with a mistake."""
@@ -105,6 +114,10 @@ class Site:
         self.taken = trio.Event()
         #: The keeper of the primary that serves; None while none does.
         self.serves: Any = None
+        #: The log of the primary; None if the course has only leases.
+        self.reign: Any = None
+        self.tried = trio.Event()
+        self.is_sealed = False
         self.allows_standby = True
         #: True while an operator asks for a take-over.
         self.by_hand = False
@@ -121,33 +134,69 @@ class Site:
                     self.wrong.append(f"{reason}: the primary allows none")
                 elif reason == "lease" and self.serves is not None and self.serves.holds:
                     self.wrong.append(f"{trio.current_time()}: the primary may acknowledge")
-                self.taken.set()
+                self.tried.set()
+                if self.reign is None:
+                    self.taken.set()
             return verdict
 
-        self.shared.exchange = watched
+        create = self.shared.create
+
+        async def watched_create(name, data):
+            """At the moment at which the log of the primary is sealed, it must not acknowledge."""
+            verdict = await create(name, data)
+            if verdict is Verdict.DONE and self.reign is not None and not is_segment(data):
+                self.is_sealed = True
+                self.taken.set()
+                if self.serves.holds:
+                    self.wrong.append(f"{trio.current_time()}: the primary may acknowledge after the seal")
+            return verdict
+
+        self.shared.exchange, self.shared.create = watched, watched_create
 
     def objects(self, times=None):
         return SlowObjects(self.shared, self.random, self.nursery, times or self.times)
 
-    async def start(self, run=RUN, *, allows_standby=True):
+    async def start(self, run=RUN, *, allows_standby=True, has_log=False):
         """Start a primary, as its first start or as the next one on its directory."""
         self.keeping.cancel()
         self.serves, self.keeping = None, trio.CancelScope()
         self.at = self.objects()
-        keeper = self.code.lease.LeaseKeeper(
-            self.at, period_s=PERIOD_S, allows_standby=allows_standby, counted=lambda: 1, clock=trio.current_time
-        )
-        begun_s = trio.current_time()
-        epoch = await carry_out(self.at, self.code.protocol.choose_epoch(run, 0, "first", terms=keeper.terms))
+        keeper = a_keeper(self.at, module=self.code.lease, clock=trio.current_time, allows_standby=allows_standby)
+        begun_s, protocol = trio.current_time(), self.code.protocol
+        if has_log:
+            place = await carry_out(self.at, protocol.take_over(run, protocol.ROOT, terms=keeper.terms))
+            epoch, self.reign = place.epoch, protocol.Reign(place, run, ASYNC, has_base=True)
+            await self._store(self.reign.open(1, 0))
+        else:
+            epoch = await carry_out(self.at, protocol.choose_epoch(run, 0, "first", terms=keeper.terms))
         keeper.began(epoch, run, "first", begun_s)
         self.serves, self.allows_standby = keeper, allows_standby
         self.nursery.start_soon(self._keep, keeper, self.keeping)
         return keeper
 
-    @staticmethod
-    async def _keep(keeper, keeping):
+    async def _keep(self, keeper, keeping):
         with keeping:
-            await keeper.run(trio.lowlevel.checkpoint)
+            try:
+                await keeper.run(self._look, self._secure)
+            except ReignOver:
+                keeper.close()
+
+    async def _store(self, upload):
+        await carry_out(self.at, self.code.protocol.store(upload))
+        self.reign.stored(upload.number)
+
+    async def _look(self):
+        await trio.lowlevel.checkpoint()
+        if self.reign is None:
+            return
+        with suppress(ObjectStoreUnavailable):
+            if await self.at.get(log_name(self.reign.epoch, self.reign.place.number)) is not None:
+                raise ReignOver("another process has sealed the log")
+
+    async def _secure(self):
+        await trio.lowlevel.checkpoint()
+        if self.reign is not None:
+            await self._store(self.reign.announce(0))
 
     def kill(self):
         self.keeping.cancel()
@@ -167,7 +216,7 @@ class Site:
                     await one._look_at_lease()
                     reason = one._reason()
                 if reason:
-                    await self.take_over(one, objects, reason)
+                    await (self.take_over if self.reign is None else self.seal)(one, objects, reason)
                 if freezes and self.random.random() < 0.003:
                     await trio.sleep(self.random.choice([20.0, 90.0]))  # frozen
                 await trio.sleep(0.5)
@@ -178,6 +227,25 @@ class Site:
         follower = Follower(one._lease if reason != "by hand" else None, one._registration.id)
         with suppress(TakeOverLost):
             await carry_out(objects, self.code.protocol.choose_epoch(run, 1, follower=follower))
+
+    async def seal(self, one, objects, reason):
+        """Take over from a primary that has a log, and be frozen at times."""
+        run, protocol = self.random.randbytes(16), self.code.protocol
+        self.attempts[run] = reason
+        place = await carry_out(objects, protocol.follow(protocol.ROOT, None, set()))
+        follower = Follower(one._lease if reason != "by hand" else None, one._registration.id)
+        freezing = FreezingObjects(self.shared, self.random, self.nursery, MILD)
+        with suppress(TakeOverLost, ReignOver):
+            await carry_out(freezing, protocol.take_over(run, place, known=place.epoch, follower=follower))
+
+
+def a_keeper(objects, *, clock, module=lease, **options):
+    settings = {"period_s": PERIOD_S, "allows_standby": True, "counted": lambda: 1, "now_ms": lambda: 0}
+    return module.LeaseKeeper(objects, clock=clock, **(settings | options))
+
+
+async def nothing():
+    await trio.lowlevel.checkpoint()
 
 
 async def course(code, seed):
@@ -258,6 +326,44 @@ async def regained(code, seed):
     return [] if keeper.holds and lease.run == RUN else ["the primary no longer has a lease"]
 
 
+async def awakened(code, seed):
+    """Freeze a standby in its take-over until the primary has its lease again: then it does not seal the log."""
+    random = Random(seed)
+    async with trio.open_nursery() as nursery:
+        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+        keeper = await site.start(has_log=True)
+        nursery.start_soon(partial(site.follow, 0.0, freezes=False))
+        await trio.sleep(60)
+        site.at.cut_off()
+        with trio.move_on_after(60):
+            await site.tried.wait()
+        await trio.sleep(random.choice([0.0, 5.0, 15.0]))
+        site.at.connected.set()
+        await trio.sleep(200)
+        nursery.cancel_scope.cancel()
+    return [*site.wrong, "the primary acknowledges after the seal"] if site.is_sealed and keeper.holds else site.wrong
+
+
+async def loading(code, seed):
+    """Let a process take over, and load for a minute: no other standby takes over from it."""
+    random = Random(seed)
+    async with trio.open_nursery() as nursery:
+        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+        await site.start()
+        nursery.start_soon(partial(site.follow, 0.0, freezes=False))
+        await trio.sleep(60)
+        site.kill()
+        run, objects = random.randbytes(16), site.objects(MILD)
+        one = code.standby.Standby(objects, Path(), SETTINGS, None, lambda: 0, clock=trio.current_time)
+        one._attempt = run
+        nursery.start_soon(one.hold)
+        await carry_out(objects, code.protocol.choose_epoch(run, 1, "second"))
+        await trio.sleep(60)
+        lease = decode_lease(site.shared.found[LEASE][0])
+        nursery.cancel_scope.cancel()
+    return [] if lease.run == run else ["another standby has taken over"]
+
+
 async def distant(code, seed):
     """Let each request take two seconds: a primary with a standby does not refuse everything."""
     async with trio.open_nursery() as nursery:
@@ -307,14 +413,7 @@ def test_a_standby_tries_only_after_the_primary_has_stopped_acknowledging():
 
 def test_in_sync_a_primary_without_renewals_acknowledges_what_counts_and_serves_no_polls():
     now_s = 0.0
-    keeper = lease.LeaseKeeper(
-        MemoryObjects(),
-        period_s=PERIOD_S,
-        allows_standby=True,
-        is_needed=False,
-        counted=lambda: 1,
-        clock=lambda: now_s,
-    )
+    keeper = a_keeper(MemoryObjects(), is_needed=False, clock=lambda: now_s)
     keeper.began(1, RUN, "first", now_s)
     assert (keeper.is_current, keeper.holds) == (True, True)
     now_s = PERIOD_S
@@ -337,7 +436,7 @@ def test_a_primary_gets_its_lease_back_from_a_process_that_ended_before_the_seal
 
 async def test_a_primary_gets_its_lease_back_from_standbys_that_try_again_and_again():
     now_s, objects = 0.0, MemoryObjects()
-    keeper = lease.LeaseKeeper(objects, period_s=PERIOD_S, allows_standby=True, counted=lambda: 1, clock=lambda: now_s)
+    keeper = a_keeper(objects, clock=lambda: now_s)
     epoch = await carry_out(objects, protocol.choose_epoch(RUN, 0, "first", terms=keeper.terms))
     keeper.began(epoch, RUN, "first", now_s)
     for number in range(8):
@@ -346,9 +445,17 @@ async def test_a_primary_gets_its_lease_back_from_standbys_that_try_again_and_ag
             await carry_out(objects, protocol.choose_epoch(bytes([number + 1]) * 16, 1, "other"))
         for _ in range(3):
             now_s += 3.0
-            await keeper._renew(trio.lowlevel.checkpoint)
+            await keeper._renew(nothing, nothing)
     assert keeper.holds
     assert decode_lease(objects.found[LEASE][0]).run == RUN
+
+
+def test_no_standby_seals_the_log_of_a_primary_that_has_its_lease_again():
+    assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [awakened]))] == []
+
+
+def test_no_standby_takes_over_from_a_process_that_takes_over_and_loads_for_longer_than_the_lease():
+    assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [loading]))] == []
 
 
 def test_a_primary_with_a_standby_acknowledges_although_each_request_takes_two_seconds():
@@ -466,12 +573,53 @@ MISTAKES = [
         slow,
         protocol,
         "a lease that was renewed is replaced",
-        "        if seen is not None and before.sign != seen.sign:\n",
+        "        if seen is not None and before.sign != seen.sign and before.run != run:\n",
         "        if False:\n",
+    ),
+    (
+        awakened,
+        protocol,
+        "a standby seals without a look at the lease",
+        "        if follower is not None and leased and not (yield from _has_lease(run)):\n",
+        "        if False:\n",
+    ),
+    (
+        awakened,
+        protocol,
+        "a standby reads to the end of the log after it has looked at the lease",
+        "        if follower is not None and leased and not (yield from _has_lease(run)):\n",
+        "        has_lease = yield from _has_lease(run)\n"
+        "        place = yield from follow(place, directory, wrote)\n"
+        "        if follower is not None and leased and not has_lease:\n",
+    ),
+    (
+        awakened,
+        lease,
+        "a lease that was taken back is valid before a segment is stored",
+        "                await secure()\n",
+        "                pass\n",
+    ),
+    (
+        loading,
+        standby,
+        "a process that takes over does not renew its lease",
+        "hold_lease(self._objects, run, number, self._settings.lease_s)",
+        "hold_lease(self._objects, run, 0, self._settings.lease_s)",
     ),
 ]
 #: Names that code outside a copy of the protocol compares with.
-SHARED = ("Get", "Create", "Exchange", "Fetched", "Verdict", "TakeOverLost", "BucketWentBack")
+SHARED = (
+    "Get",
+    "GetAll",
+    "Create",
+    "Exchange",
+    "Apply",
+    "Fetched",
+    "Verdict",
+    "TakeOverLost",
+    "ReignOver",
+    "BucketWentBack",
+)
 
 
 def code_with(module, name, right, wrong):

@@ -144,6 +144,21 @@ async def test_with_a_setting_at_an_end_of_its_range_everything_is_restored_afte
     assert done.end.commit == running.outbox.last
 
 
+async def test_a_start_that_lasts_longer_than_the_lease_renews_it(tmp_path, objects):
+    get = objects.get
+
+    async def late(name):
+        if name.startswith("log/") and LEASE in objects.found:
+            await until(lambda: decode_lease(objects.found[LEASE][0]).renewed > 2)
+        return await get(name)
+
+    objects.get = late
+    with trio.fail_after(PATIENCE_S):
+        async with primary(tmp_path / "data", objects, settings=replace(FAST, lease_s=0.03)) as running:
+            await running.write(3)
+            await running.counted()
+
+
 async def test_a_store_that_had_rows_before_its_copy_is_in_the_base(tmp_path, objects):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         claim = await store.claim(NAME)

@@ -23,8 +23,8 @@ from storage.replication import carry, protocol
 from storage.replication.carry import ObjectStoreRefused
 from storage.replication.notices import LEASE, Registration, decode_lease, encode_lease, log_name
 from storage.replication.outbox import Outbox
-from storage.replication.protocol import Foreign, ReignOver, TakeOverLost
-from storage.replication.reading import AHEAD, bases_of, is_removed, verify
+from storage.replication.protocol import AHEAD, Foreign, ReignOver, TakeOverLost
+from storage.replication.reading import bases_of, is_removed, verify
 from storage.replication.record import FOLLOWED_KEY, Followed, read_record
 from storage.replication.segment import ASYNC, SYNC, decode_segment, is_segment
 from tests.actors.test_second_copy import FAST, primary, restored, until
@@ -77,11 +77,16 @@ def a_standby(directory, objects, settings=SETTINGS, clock=None, now_ms=1_000_00
 
 
 @asynccontextmanager
-async def following(directory, objects, settings=SETTINGS, clock=None, now_ms=1_000_000):
-    """Run a standby during the block, and then kill it, as far as a task can be killed."""
+async def following(directory, objects, settings=SETTINGS, clock=None, now_ms=1_000_000, holding=None):
+    """Run a standby during the block, and then kill it, as far as a task can be killed.
+
+    Args:
+      holding: a nursery that holds the lease also after the block.
+    """
     standby = a_standby(directory, objects, settings, clock, now_ms)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(standby.run)
+        (holding or nursery).start_soon(standby.hold)
         with trio.fail_after(PATIENCE_S):
             yield standby
         nursery.cancel_scope.cancel()
@@ -213,7 +218,7 @@ async def test_segments_of_many_bytes_are_neither_read_ahead_nor_applied_togethe
         await a_log(running, 20)
         monkeypatch.setattr(LevelDBStore, "apply", applied)
         monkeypatch.setattr(protocol, "BATCH_BYTES", 1)
-        monkeypatch.setattr(standby_module, "AHEAD_BYTES", 1)
+        monkeypatch.setattr(protocol, "AHEAD_BYTES", 1)
         objects.most_at_once = 0
         async with following(tmp_path / "second", objects) as standby:
             await has(standby, running.outbox.last)
@@ -392,6 +397,165 @@ async def test_a_take_over_of_a_primary_that_always_sends_its_next_segment_first
             await trio.sleep_forever()
     assert ended.group_contains(ReignOver)
     assert not lost[-1]
+
+
+async def test_what_a_take_over_still_has_to_read_is_read_and_applied_several_segments_at_once(tmp_path, monkeypatch):
+    objects, batches, tail = WatchedObjects(), [], []
+    apply, exchange = LevelDBStore.apply, objects.exchange
+
+    async def applied(store, operations):
+        batches.append(sum(isinstance(each, Put) and each.table is Table.MESSAGE for each in operations))
+        await apply(store, operations)
+
+    async def exchanged(name, data, etag):
+        if decode_lease(data).holder == "second" and not tail:
+            tail.append(running.outbox.last)
+            await a_log(running, 30)
+            monkeypatch.setattr(LevelDBStore, "apply", applied)
+            objects.most_at_once = 0
+        return await exchange(name, data, etag)
+
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await until(lambda: running.copy.record.base is not None)
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+            objects.exchange = exchanged
+            await taken_over(standby, tmp_path / "second")
+        wanted, last = await rows_of(running.store), running.outbox.last
+    assert last == tail[0] + 30
+    assert await rows_in(tmp_path / "second") == wanted
+    assert objects.most_at_once == AHEAD
+    assert max(batches) == AHEAD
+
+
+async def test_a_take_over_that_lasts_longer_than_the_lease_renews_it_until_the_new_primary_does(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        last = running.outbox.last
+    get = objects.get
+
+    async def late(name):
+        if name.startswith("log/") and lease_of(objects).holder == "second":
+            await until(lambda: lease_of(objects).renewed > 2)
+        return await get(name)
+
+    async with trio.open_nursery() as holding:
+        async with following(tmp_path / "second", objects, holding=holding) as standby:
+            await has(standby, last)
+            objects.get = late
+            await taken_over(standby, tmp_path / "second")
+        taken = lease_of(objects)
+        assert taken.run == read_record(tmp_path / "second").runs[0]
+        with trio.fail_after(PATIENCE_S):
+            await until(lambda: lease_of(objects).renewed > taken.renewed)
+        objects.get = get
+        async with promoted(tmp_path / "second", objects) as running:
+            assert lease_of(objects).run == running.copy._run
+            while holding.child_tasks:  # noqa: ASYNC110 - it ends without a sign
+                await trio.sleep(0.01)
+
+
+async def test_a_primary_that_has_its_lease_again_serves_only_once_a_segment_is_stored(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, settings=LEASED) as running:
+        lease, clock = running.copy.lease, Clock()
+        await until(lambda: lease_of(objects).renewed)
+        lease._clock = clock
+        objects._put(LEASE, encode_lease(lease_of(objects).registered(Registration("a", 1, "second"))))
+
+        def after_a_renewal(holds):
+            def is_so():
+                lease.serve(())
+                return holds()
+
+            return until(is_so)
+
+        await after_a_renewal(lambda: lease.is_automatic and lease.is_current)
+        await carry.carry_out(objects, protocol.choose_epoch(bytes(16), 1, "second"))
+        await after_a_renewal(lambda: lease._rival is not None)
+        create, asked, gate = objects.create, [], trio.Event()
+
+        async def late(name, data):
+            if name.startswith("log/"):
+                asked.append(name)
+                await gate.wait()
+            return await create(name, data)
+
+        objects.create = late
+        place = running.copy._now.place
+        clock.now_s += 10.0
+        await after_a_renewal(lambda: lease_of(objects).run == running.copy._run)
+        await until(lambda: asked)
+        assert not lease.is_current
+        gate.set()
+        await until(lambda: lease.is_current)
+        assert asked == [log_name(place.epoch, place.number)]
+        await running.write()
+        await running.counted()
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+async def test_a_take_over_that_was_killed_between_the_seal_and_the_record_is_repeated(
+    tmp_path, objects, monkeypatch, is_guarded
+):
+    clock, settings, note = Clock(), replace(SETTINGS, lease_s=10.0), Standby._note
+    sealed = trio.Event()
+
+    async def killed(standby, record):
+        if not record.standby:
+            sealed.set()
+            await trio.sleep_forever()
+        await note(standby, record)
+
+    async with (
+        primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running,
+        following(tmp_path / "second", objects, settings, clock) as standby,
+    ):
+        await running.write(3)
+        await running.counted()
+        last, wanted = running.outbox.last, await rows_of(running.store)
+        await has(standby, last)
+        if is_guarded:
+            await registered(running, objects, clock)
+    if not is_guarded:
+        # A standby that registers with a primary that has ended may not take over by itself.
+        objects._put(LEASE, encode_lease(replace(lease_of(objects), guarded=False, standbys=())))
+    with monkeypatch.context() as patch:
+        patch.setattr(Standby, "_note", killed)
+        async with following(tmp_path / "second", objects, settings, clock) as standby:
+            await has(standby, last)
+            async with trio.open_nursery() as asking:
+                asking.start_soon(standby.take_over)
+                await sealed.wait()
+                asking.cancel_scope.cancel()
+    assert read_record(tmp_path / "second").standby
+    # The primary has lost its epoch, and its start changes nothing.
+    taken = objects.found[LEASE]
+    with pytest.raises(Foreign, match="never counted"):
+        async with primary(tmp_path / "data", objects):
+            pass
+    assert objects.found[LEASE] == taken
+    async with following(tmp_path / "second", objects, settings, clock) as standby:
+        await until(lambda: clock.ticks() and standby.status.epoch == 2 and standby.status.caught_up)
+        await has_seen_the_lease(standby, objects, clock)
+        assert standby.status.automatic is is_guarded
+        assert standby.status.urls == ()
+        clock.now_s += 20.0
+        if is_guarded:
+            await until(lambda: clock.ticks() and not read_record(tmp_path / "second").standby)
+        else:
+            asked = objects.asked
+            await until(lambda: clock.ticks() and objects.asked > asked + 5)
+            await taken_over(standby, tmp_path / "second")
+    record = read_record(tmp_path / "second")
+    assert (record.place.epoch, record.place.commit) == (3, last)
+    assert record.settle is not None
+    assert await rows_in(tmp_path / "second") == wanted
+    async with promoted(tmp_path / "second", objects) as running:
+        running.at = 100
+        await running.write(3)
+        await running.counted()
+    assert (await verify(objects)).ok
 
 
 async def test_a_take_over_is_refused_before_the_base_is_complete(tmp_path, objects):
@@ -771,6 +935,22 @@ async def ids_after_a_step(folder, objects, step_ms=-120_000):
     return now_ms[0] + read_record(folder / "second").settle.ahead_ms - (last_ms + BY_HAND_MS)
 
 
+async def ids_that_begin_below_the_primarys_clock(folder, objects):
+    """Take over from a primary whose clock is an hour ahead, and whose segments do not show that, since all were late.
+
+    Return by how many milliseconds ids may be given twice.
+    """
+    present_ms, hour_ms = 2_000_000_000_000, 3_600_000  # later than the commits, which have the time of this machine
+    async with primary(folder / "data", objects, now_ms=lambda: present_ms + hour_ms, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+    async with following(folder / "second", objects, now_ms=present_ms) as standby:
+        await has(standby, running.outbox.last)
+        await taken_over(standby, folder / "second")
+    first_ms = present_ms + read_record(folder / "second").settle.ahead_ms
+    return max(0, present_ms + hour_ms + BY_HAND_MS - first_ms)
+
+
 async def rows_that_a_refused_write_loses(folder, objects):
     """Refuse one write of a standby; return how many rows it then lacks."""
     refused = []
@@ -811,6 +991,12 @@ async def test_the_lead_of_the_primarys_clock_survives_another_start_of_the_stan
 
 async def test_ids_after_a_take_over_begin_after_those_that_the_primary_may_still_have_acknowledged(tmp_path, objects):
     assert await ids_that_begin_too_early(tmp_path, objects) == 0
+
+
+async def test_ids_after_a_take_over_begin_after_the_primarys_clock_though_every_segment_was_read_late(
+    tmp_path, objects
+):
+    assert await ids_that_begin_below_the_primarys_clock(tmp_path, objects) == 0
 
 
 async def test_a_standby_whose_disk_has_refused_a_write_applies_the_same_segments_again(tmp_path, objects):
@@ -854,6 +1040,12 @@ MISTAKES = [
         "the clocks are compared by the time of day",
         "return self._zero_ms + round(1000 * self._clock())",
         "return self._now_ms()",
+    ),
+    (
+        ids_that_begin_below_the_primarys_clock,
+        "the clock in the lease is not looked at",
+        "        if lease is not None and lease.clock_ms is not None:\n",
+        "        if False:\n",
     ),
     (
         rows_that_a_refused_write_loses,

@@ -39,8 +39,6 @@ from storage.replication.segment import (
 )
 
 UPLOADS = 3
-#: Objects that a standby reads at once.
-READ_AHEAD = 3
 STEPS = 500
 #: The chance of each step that a running process is cloned.
 CLONES = 0.005
@@ -165,18 +163,35 @@ class World:
         self.processes.append(process)
         return process
 
-    @staticmethod
-    def thread(process: Process, steps: Any, upload: Any = None, *, is_base: bool = False) -> Thread:
-        thread = Thread(process, steps, upload, is_base=is_base)
+    def thread(self, process: Process, steps: Any, upload: Any = None, *, is_base: bool = False) -> Thread:
+        thread = Thread(process, self.apart(steps), upload, is_base=is_base)
         process.threads.append(thread)
         return thread
+
+    def apart(self, steps: Any) -> Any:
+        """Read objects that a procedure reads at once at different moments, in any order, and not always all of them."""
+        answer: Any = None
+        while True:
+            try:
+                request = steps.send(answer)
+            except StopIteration as done:
+                return done.value
+            if not isinstance(request, self.protocol.GetAll):
+                answer = yield request
+                continue
+            names = request.names[: self.reads.randint(1, len(request.names))]
+            found: dict[str, Any] = dict.fromkeys(names)
+            for name in self.reads.sample(names, len(names)):
+                found[name] = yield self.protocol.Get(name)
+            answer = list(found.values())
 
     def advance(self, thread: Thread, answer: Any) -> None:
         process = thread.process
         try:
             request = thread.steps.send(answer)
             while isinstance(request, self.protocol.Apply):
-                self.apply(process, request.segment)
+                for segment in request.segments:
+                    self.apply(process, segment)
                 request = thread.steps.send(None)
             thread.request = request
         except StopIteration as done:
@@ -440,21 +455,19 @@ class World:
 
     def following(self, process: Process) -> Any:
         """Read the log to its end, several objects at once, and begin with a base after each gap."""
-        protocol, place = self.protocol, self.protocol.ROOT
+        protocol, place, ahead = self.protocol, self.protocol.ROOT, self.protocol.ReadAhead()
         while True:
-            names = [log_name(place.epoch, place.number + at) for at in range(self.reads.randint(1, READ_AHEAD))]
-            found: dict[str, bytes | None] = dict.fromkeys(names)
-            for name in self.reads.sample(names, len(names)):  # the answers are of different moments, in any order
-                fetched = yield protocol.Get(name)
-                found[name] = None if fetched is None else fetched.data
-            batch = protocol.batch_after(place, list(found.values()))
-            if batch.place == place:
+            found = yield protocol.GetAll(ahead.names(place))
+            objects = [None if each is None else each.data for each in found]
+            ahead.took(objects)
+            if objects[0] is None:
                 return place
-            for segment in batch.segments:
-                yield protocol.Apply(segment)
-            if place.commit is not None and batch.place.commit is None:
-                process.directory.commits.clear()
-            place = batch.place
+            for batch in protocol.batches_after(place, objects):
+                if batch.segments:
+                    yield protocol.Apply(batch.segments)
+                if place.commit is not None and batch.place.commit is None:
+                    process.directory.commits.clear()
+                place = batch.place
 
     def run(self) -> str | None:
         try:

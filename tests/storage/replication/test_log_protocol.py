@@ -62,12 +62,12 @@ MISTAKES = [
     (
         "the end of an epoch is the first number that is missing",
         "a hole is skipped",
-        "        if found is None:\n            return place\n        at, (place, segment)",
-        "        if found is None:\n"
+        "        if objects[0] is None:\n            return place\n",
+        "        if objects[0] is None:\n"
         "            found = yield Get(log_name(place.epoch, place.number + 1))\n"
         "            if found is None:\n"
         "                return place\n"
-        "        at, (place, segment)",
+        "            objects = [found.data]\n",
     ),
     (
         "the end of an epoch is the first number that is missing",
@@ -166,9 +166,9 @@ MISTAKES = [
     (
         "a take-over reads the log to its end",
         "a segment that is found instead of the end is not applied",
-        "            yield Apply(segment)\n",
-        "            if (yield Get(log_name(place.epoch, place.number))) is not None:\n"
-        "                yield Apply(segment)\n",
+        "            if batch.segments:\n                yield Apply(batch.segments)\n",
+        "            if batch.segments and (yield Get(log_name(place.epoch, place.number))) is not None:\n"
+        "                yield Apply(batch.segments)\n",
     ),
     (
         "a take-over that was overtaken is lost",
@@ -392,7 +392,7 @@ def fetched(data):
 def test_a_seal_whose_answer_was_lost_is_ended_too_since_a_clone_may_have_had_the_answer():
     seal, again = (encode_seal(EpochSeal(number, RUN)) for number in (1, 2))
     done, unknown, lease = protocol.Verdict.DONE, protocol.Verdict.UNKNOWN, fetched(encode_lease(Lease(1, RUN)))
-    found = (None, done, None, unknown, fetched(seal), None, lease, done)
+    found = (None, done, [None], unknown, [fetched(seal)], [None], lease, done)
     request = answered(protocol.take_over(RUN, protocol.ROOT), *found)
     assert request == protocol.Create(log_name(1, 1), again)
     assert answered(protocol.take_over(RUN, protocol.ROOT), *found, done).epoch == 2
@@ -401,16 +401,18 @@ def test_a_seal_whose_answer_was_lost_is_ended_too_since_a_clone_may_have_had_th
 def test_without_a_lease_too_a_seal_whose_answer_was_lost_is_ended():
     seal, again = (encode_seal(EpochSeal(number, RUN)) for number in (1, 2))
     steps = protocol.take_over(RUN, protocol.ROOT, leased=False)
-    request = answered(steps, None, protocol.Verdict.UNKNOWN, fetched(seal), None)
+    request = answered(steps, [None], protocol.Verdict.UNKNOWN, [fetched(seal)], [None])
     assert request == protocol.Create(log_name(1, 1), again)
 
 
 def test_a_standby_whose_answer_to_the_seal_was_lost_takes_over_unless_the_lease_is_not_its_own_any_more():
     seen, seal = Lease(1, OTHER), encode_seal(EpochSeal(2, RUN))
     place, done, lost = protocol.Place(1, 5, digest(b"x"), 40), protocol.Verdict.DONE, protocol.Verdict.UNKNOWN
-    found = (fetched(encode_lease(seen)), done, None, lost, fetched(seal), None)
+    mine = fetched(encode_lease(Lease(2, RUN)))
+    found = (fetched(encode_lease(seen)), done, [None], mine, lost, [fetched(seal)], [None])
     attempts = [protocol.take_over(RUN, place, known=1, follower=protocol.Follower(seen)) for _ in range(2)]
-    own = answered(attempts[0], *found, fetched(encode_lease(Lease(2, RUN))), done)
+    held = fetched(encode_lease(Lease(2, RUN, renewed=3)))  # it renews its lease while it takes over
+    own = answered(attempts[0], *found, held, done, fetched(encode_lease(Lease(3, RUN))))
     assert own == protocol.Create(log_name(2, 1), encode_seal(EpochSeal(3, RUN)))
     with pytest.raises(protocol.TakeOverLost, match="the lease has changed"):
         answered(attempts[1], *found, fetched(encode_lease(Lease(3, OTHER))))
@@ -425,23 +427,23 @@ def own_directory(**changes):
 def test_a_deposed_primary_that_starts_again_leaves_the_lease_alone():
     place, foreign = protocol.Place(3, 5, digest(b"x"), 40), encode_seal(EpochSeal(4, bytes([2] * 16), holder="second"))
     steps = protocol.take_over(OTHER, place, known=3, directory=own_directory())
-    assert next(steps) == protocol.Get(log_name(3, 5))
+    assert next(steps) == protocol.GetAll([log_name(3, 5)])
     with pytest.raises(protocol.Foreign, match="second has continued the log in epoch 3; 10 commits"):
-        steps.send(fetched(foreign))
+        steps.send([fetched(foreign)])
 
 
 def test_a_seal_of_a_run_that_has_written_segments_is_a_clones():
     place, seal = protocol.Place(3, 5, digest(b"x"), 40), encode_seal(EpochSeal(4, RUN))
     with pytest.raises(protocol.Foreign):
-        answered(protocol.take_over(OTHER, place, known=3, directory=own_directory()), fetched(seal))
+        answered(protocol.take_over(OTHER, place, known=3, directory=own_directory()), [fetched(seal)])
     # A start that did not come to its first segment.
     begun = protocol.take_over(OTHER, place, known=3, directory=own_directory(writer=b""))
-    assert answered(begun, fetched(seal)) == protocol.Get(log_name(4, 1))
+    assert answered(begun, [fetched(seal)]) == protocol.GetAll([log_name(4, 1), log_name(4, 2)])
     segment = Segment(4, 1, RUN, ASYNC, 41, digest(seal), (Commit(1, ()),), 1, 1)
     steps = protocol.take_over(OTHER, place, known=3, directory=own_directory(writer=b""))
-    assert isinstance(answered(steps, fetched(seal), fetched(encode_segment(segment))), protocol.Apply)
+    assert isinstance(answered(steps, [fetched(seal)], [fetched(encode_segment(segment))]), protocol.Apply)
     with pytest.raises(protocol.Foreign):
-        answered_on(steps, None, fetched(encode_seal(EpochSeal(5, RUN))))
+        answered_on(steps, None, [fetched(encode_seal(EpochSeal(5, RUN)))])
 
 
 def answered_on(steps, *answers):
@@ -469,8 +471,9 @@ def seals_across_a_gap(module: ModuleType) -> bool:
     lease = module.Fetched(encode_lease(Lease(4, OTHER)), "tag")
     place = module.Place(3, 5, digest(b"x"), 40)
     steps = module.take_over(RUN, place, known=3, follower=module.Follower())
+    mine = module.Fetched(encode_lease(Lease(5, RUN)), "new")
     try:
-        return isinstance(answered(steps, lease, module.Verdict.DONE, gap, None), module.Create)
+        return isinstance(answered(steps, lease, module.Verdict.DONE, [gap], [None], mine), module.Create)
     except module.TakeOverLost:
         return False
 
@@ -479,6 +482,45 @@ def test_a_standby_does_not_take_over_across_a_gap():
     assert not seals_across_a_gap(protocol)
     guard = "if follower is not None and place.commit is None:"
     assert seals_across_a_gap(planted(protocol, "it does", guard, "if False:"))
+
+
+@pytest.mark.parametrize("lost_to", [Lease(3, OTHER, renewed=9), Lease(5, OTHER)])
+def test_a_standby_seals_only_while_the_lease_is_its_own(lost_to):
+    place, held = protocol.Place(3, 5, digest(b"x"), 40), Lease(3, OTHER)
+    steps = protocol.take_over(RUN, place, known=3, follower=protocol.Follower(held))
+    answers = [protocol.Fetched(encode_lease(held), "tag"), protocol.Verdict.DONE, [None]]
+    assert answered(steps, *answers) == protocol.Get(LEASE)
+    with pytest.raises(protocol.TakeOverLost, match="has taken the lease"):
+        steps.send(protocol.Fetched(encode_lease(lost_to), "new"))
+    steps = protocol.take_over(RUN, place, known=3, follower=protocol.Follower(held))
+    mine = protocol.Fetched(encode_lease(Lease(4, RUN)), "new")
+    assert answered(steps, *answers, mine).name == log_name(3, 5)
+
+
+def test_a_run_that_does_not_serve_yet_renews_only_its_own_lease_and_changes_nothing_else_in_it():
+    held = Lease(7, RUN, "db-2", period_ms=10_000, standbys=(STANDBY,), clock_ms=5)
+    renewed = protocol.Exchange(LEASE, encode_lease(replace(held, renewed=3)), "tag")
+    assert answered(protocol.hold(RUN, 3), protocol.Fetched(encode_lease(held), "tag")) == renewed
+    assert answered(protocol.hold(OTHER, 3), protocol.Fetched(encode_lease(held), "tag")) is False
+    assert answered(protocol.hold(RUN, 3), None) is False
+
+
+def test_a_lease_has_the_clock_of_the_primary_and_one_of_an_earlier_version_has_none():
+    terms = protocol.Terms(10_000, allows_standby=True, is_free=True, is_kept=False, clock_ms=1234)
+    lease = terms.applied(Lease(7, RUN, clock_ms=1000))
+    assert decode_lease(encode_lease(lease)).clock_ms == 1234
+    fields = json.loads(encode_lease(lease))
+    del fields["clockMs"]
+    assert decode_lease(json.dumps(fields).encode()) == replace(lease, clock_ms=None)
+
+
+def test_objects_are_read_ahead_up_to_one_that_is_missing_or_cannot_be_read():
+    ahead, place, widths = protocol.ReadAhead(), protocol.Place(3, 5, digest(b"x"), 40), []
+    for objects in ([b"1"], [b"1", b"2"], [b"1", b"2", b"3", None], [b"1"], [b"1"]):
+        widths.append(len(ahead.names(place)))
+        ahead.took(objects)
+    assert widths == [1, 2, 4, 1, 2]
+    assert ahead.names(place) == [log_name(3, 5)]
 
 
 def test_a_seal_that_names_no_later_epoch_is_damage():

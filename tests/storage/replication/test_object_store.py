@@ -133,8 +133,8 @@ async def test_two_processes_take_the_log_over_one_after_the_other_and_the_first
         pytest.skip("a local folder has no lease")
     applied = []
 
-    async def apply(segment):
-        applied.append(segment)
+    async def apply(segments):
+        applied.extend(segments)
         await trio.lowlevel.checkpoint()
 
     async def do(steps):
