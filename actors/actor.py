@@ -241,6 +241,8 @@ class Actor(ABC, Generic[CoreT, StepT]):
                 self._begin_commit(core, claim, turn, step)
                 return
             turn.answers = self._settled(core, step)
+            if turn.answers and self._run_queue.check is not None:
+                self._run_queue.check()
             if self._shared and turn.answers:
                 in_task(partial(self._store.check, claim), partial(self._checked, core, turn, step))
                 return

@@ -382,6 +382,9 @@ class RunQueue:
         self._wake: Callable[[], None] = lambda: None
         #: Makes the error for requests that would change something; None if they are not refused.
         self.refusal: Callable[[], PlainsongError] | None = None
+        #: Called before a turn without a commit is answered; for a commit, the store decides. Raises StoreError if it must
+        #: not be, because another process may have taken over. None: it may be.
+        self.check: Callable[[], object] | None = None
 
     @property
     def may_spin(self) -> bool:

@@ -57,7 +57,15 @@ from broker.link.proof import link_secret
 from broker.listeners import serve, start_thrift
 from broker.metrics import Metrics
 from broker.reload import Reloads
-from broker.replication import add_copy_gauges, copy_findings, is_standby, outbox_of, second_copy, start_refusing
+from broker.replication import (
+    add_copy_gauges,
+    answer_while_leased,
+    copy_findings,
+    is_standby,
+    outbox_of,
+    second_copy,
+    start_refusing,
+)
 from broker.security.setup import build_security
 from broker.standby import begins_while_leased, run_standby, while_leased
 from broker.stores import fitted, open_store, place_of
@@ -203,6 +211,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
             if security.guard.required:
                 for event in copy.record.events:
                     daemon.audit.happened(event.action, event.time_ms, event.after)
+            answer_while_leased(copy.lease, daemon.directory.environment.run_queue)
             await copy.recorded()
         rebalance = None
         if membership is not None and daemon.cluster is not None:

@@ -18,6 +18,7 @@ from broker.metrics import LATENCY_BUCKETS_S, Distributions
 from storage.base import StoreError, StoreUnusable
 from storage.clock import now_ms
 from storage.leveldb import LevelDBStore
+from storage.leveldb.store import NOT_ACKNOWLEDGED, NotAcknowledged
 from storage.replication.counted_store import CountingOutbox
 from storage.replication.notices import LEASE, decode_lease
 from storage.replication.outbox import Outbox
@@ -28,6 +29,8 @@ from storage.replication.segment import DamagedLog
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from actors.lease import LeaseKeeper
+    from actors.mailbox import RunQueue
     from actors.second_copy import CopyStatus
     from actors.settings import ReplicationConfig
     from broker.config import Config
@@ -196,6 +199,16 @@ async def _hand_over(copy: SecondCopy, seconds: float, *, is_complete: bool) -> 
         await copy.hand_over()
     if sealing.cancelled_caught:
         log.error("the log may not be handed over: the object store does not answer")
+
+
+def answer_while_leased(lease: LeaseKeeper, run_queue: RunQueue) -> None:
+    """Let actors answer without a commit, such as repeated publishes, only while they may acknowledge."""
+
+    def check() -> None:
+        if not lease.holds:
+            raise NotAcknowledged(NOT_ACKNOWLEDGED)
+
+    run_queue.check = check
 
 
 def start_refusing(outbox: Outbox | None, daemon: Daemon, actors: trio.Nursery) -> None:

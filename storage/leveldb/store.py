@@ -47,6 +47,7 @@ T = TypeVar("T")
 DISCARD_ROWS = 500
 #: Measure the size on disk at most this often.
 _MEASURE_EVERY_S = 1.0
+NOT_ACKNOWLEDGED = "another process may have taken over the second copy"
 
 
 class NotAcknowledged(StoreError):
@@ -222,7 +223,7 @@ class LevelDBStore:
             except StoreError as closed:
                 completed(closed)
         elif self.acknowledges is not None and not self.acknowledges():
-            completed(NotAcknowledged("another process may have taken over the second copy"))
+            completed(NotAcknowledged(NOT_ACKNOWLEDGED))
         else:
             completed(None)
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from random import Random
@@ -360,9 +361,21 @@ def test_a_primary_that_was_frozen_longer_than_its_lease_acknowledges_nothing_af
             assert b"after the seal" not in values(client)
 
 
+def poll_that_waits(url, wait_ms):
+    """Poll for messages of the year 2100; return the status, and the code of the problem."""
+    place = f"{url}/v1/namespaces/default/topics/orders/poll"
+    body = json.dumps({"startFrom": 4_102_444_800_000, "waitMs": wait_ms}).encode()
+    request = urllib.request.Request(place, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, ""
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["code"]
+
+
 def test_in_sync_a_primary_that_is_cut_off_serves_no_polls_once_its_lease_is_over(tmp_path, place):
     url, environ = place
-    with S3Proxy(environ) as proxy:
+    with S3Proxy(environ) as proxy, ThreadPoolExecutor() as waiters:
         cut_off = Site(tmp_path, (url, proxy.environment), *LEASE, "replication.mode=sync")
         site = Site(tmp_path, place, *LEASE, "replication.mode=sync")
         with cut_off.daemon("a") as first, site.standby("b"), cut_off.client("a", retry=False) as old:
@@ -373,6 +386,8 @@ def test_in_sync_a_primary_that_is_cut_off_serves_no_polls_once_its_lease_is_ove
             eventually("the standby follows", lambda: follows(site.url("b"), cut_off.url("a")))
             eventually("the primary has noticed it", lambda: is_automatic(cut_off.url("a")))
             proxy.cut_off()
+            # It waits for longer than the lease.
+            waiting = waiters.submit(poll_that_waits, cut_off.url("a"), 20_000)
 
             def refuses():
                 try:
@@ -387,6 +402,7 @@ def test_in_sync_a_primary_that_is_cut_off_serves_no_polls_once_its_lease_is_ove
                 eventually("the standby serves", lambda: serves(site.url("b")))
                 client.publish("orders", [b"2"])
             assert refuses()
+            assert waiting.result() == (503, "replication_unavailable")
             proxy.restore()
             assert first.wait() == Exit.DEPOSED
             with site.client("b") as client:
