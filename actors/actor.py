@@ -241,7 +241,9 @@ class Actor(ABC, Generic[CoreT, StepT]):
                 self._begin_commit(core, claim, turn, step)
                 return
             turn.answers = self._settled(core, step)
-            if turn.answers and self._run_queue.check is not None:
+            if self._run_queue.check is not None and any(
+                not isinstance(ticket.ask, self.reads) for ticket, _ in turn.answers
+            ):
                 self._run_queue.check()
             if self._shared and turn.answers:
                 in_task(partial(self._store.check, claim), partial(self._checked, core, turn, step))

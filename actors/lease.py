@@ -31,6 +31,7 @@ from storage.base import StoreError
 from storage.replication.carry import carry_out
 from storage.replication.notices import Lease
 from storage.replication.protocol import Terms, hold, renew
+from storage.replication.segment import DamagedLog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -63,7 +64,7 @@ def renews_every_s(period_s: float) -> float:
 async def hold_lease(objects: Objects, run: bytes, number: int, period_s: float) -> bool:
     """Renew the lease of a run that does not serve yet, if it has the lease; False if it certainly has none."""
     # As for the renewals of a primary, two slow requests must fit in.
-    with trio.move_on_after(2 * renews_every_s(period_s)), suppress(StoreError):
+    with trio.move_on_after(2 * renews_every_s(period_s)), suppress(StoreError, DamagedLog):
         return await carry_out(objects, hold(run, number))
     return True
 
@@ -86,9 +87,8 @@ class LeaseKeeper:
         period_s: the period of the lease; 0: standbys take over only by hand.
         allows_standby: False: no standby registers, and the primary serves without a valid lease.
         is_needed: False: each commit counts in the log before it is acknowledged, so the seal alone protects commits.
-          counted: returns the last commit that counts.
-          now_ms: the wall clock, from which ids come.
         counted: returns the last commit that counts.
+        now_ms: the wall clock, from which ids come.
         """
         self._objects = objects
         self._period_s = period_s
@@ -222,11 +222,12 @@ class LeaseKeeper:
         begun_s, held = self._clock(), self._lease
         self._number += 1
         wait_s = max(self._period_s, IDLE_S)
-        is_over = begun_s - self._rival_since_s >= wait_s or begun_s - self._rivals_since_s >= RIVALS * wait_s
-        over = self._rival if is_over else None
+        is_silent = begun_s - self._rival_since_s >= wait_s
+        over = self._rival if is_silent or begun_s - self._rivals_since_s >= RIVALS * wait_s else None
         epoch = held.epoch if over is None else max(held.epoch, over.epoch)
         wanted = replace(held, epoch=epoch, urls=self.urls, renewed=self._number, counted=self._counted())
-        steps = renew(wanted, held.renewed, self.terms, over)
+        # One that hangs in its take-over renews the lease all the time.
+        steps = renew(wanted, held.renewed, self.terms, over, is_silent=is_silent)
         found: Lease | None = None
         # Leave time for two slow requests: otherwise a standby would see each renewal, but this process no answer.
         with trio.move_on_after(2 * self._every_s):
@@ -249,7 +250,9 @@ class LeaseKeeper:
             self.on_rival()
             # Standbys that register change its lease too.
             if self._rival is None or found.sign != self._rival.sign:
-                log.warning("another process tries to take over", extra={"holder": found.holder, "epoch": found.epoch})
+                if self._rival is None or found.run != self._rival.run:
+                    extra = {"holder": found.holder, "epoch": found.epoch}
+                    log.warning("another process tries to take over", extra=extra)
                 if self._rival is None:
                     self._rivals_since_s = begun_s
                 self._rival, self._rival_since_s = found, begun_s

@@ -88,6 +88,10 @@ VIEW_S = 300.0
 MAX_UPLOADS = 16
 #: Bytes of the journal, which a start reads to find commits that were not sent before a crash.
 UNSENT_BYTES = 64 << 20
+#: For an operator who gives up a copy that the object store has lost.
+LOST_HINT = (
+    "if the object store lost the copy or was set back: plainsong replica leave --without-seal, then a new prefix"
+)
 #: Objects by which a start checks the object store.
 PROBES = "probes"
 
@@ -222,7 +226,12 @@ class SecondCopy:
         if self._reign is None and self._objects.can_exchange:
             await self._check_replacement()
         await self._do(claim_prefix(FORMAT_NAME, encode_format(record.store), record.place))
-        await self._do(check_place(record.place))
+        try:
+            await self._do(check_place(record.place))
+        except BucketWentBack:
+            if await self._read(partial(has_base_after, self._objects, record.place)):
+                raise _too_old(record.place) from None
+            raise
         if record.place.number == 1:  # otherwise the object before it has just been found
             await self._refuse_if_removed(record.place)
         self._journal = unsent = await self._unsent(record)
@@ -293,10 +302,7 @@ class SecondCopy:
         if not is_over:
             return
         self.lease.close()
-        raise BucketWentBack(
-            f"the log after this directory's last state, in epoch {place.epoch}, was removed: the directory is too old",
-            hint="restore the copy, or make this directory a standby's: plainsong replica rejoin",
-        )
+        raise _too_old(place)
 
     async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
         """Repeat a read while the object store is away."""
@@ -741,6 +747,20 @@ async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
       Foreign, ReignOver, BucketWentBack: it has been continued or lost already.
       StoreError, DamagedLog.
     """
+    place = record.place
+    # Otherwise the seal would be at a number that retention has freed, and end nothing.
+    if await is_removed(objects, place):
+        raise _too_old(place)
+    try:
+        await carry_out(objects, check_place(place))
+        await _end_log(objects, directory, record)
+    except BucketWentBack as error:
+        if await has_base_after(objects, place):
+            raise _too_old(place) from None
+        raise BucketWentBack(error.detail, hint=LOST_HINT) from None
+
+
+async def _end_log(objects: Objects, directory: Path, record: Record) -> None:
     run = secrets.token_bytes(RUN_BYTES)
     record = record.started(run)
     await in_thread(write_record, directory, record)
@@ -749,6 +769,13 @@ async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
     # Otherwise a standby would take over next to a daemon that serves the directory without a copy.
     terms = Terms(0, allows_standby=False, is_free=True, is_kept=False)
     await carry_out(objects, take_over(run, record.place, known=known, leased=leased, directory=own, terms=terms))
+
+
+def _too_old(place: Place) -> BucketWentBack:
+    return BucketWentBack(
+        f"the log after this directory's last state, in epoch {place.epoch}, was removed: the directory is too old",
+        hint="restore the copy, or make this directory a standby's: plainsong replica rejoin",
+    )
 
 
 async def _look_at(commit: Commit) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from actors.lease import boot_s, hold_lease
+from actors.lease import boot_s, hold_lease, renews_every_s
 from actors.second_copy import LOOK_EVERY_S
 from actors.settling import settle
 from plainsong.protocol.effects import Put, Table, put_one
@@ -242,9 +242,11 @@ class Standby:
         ``run`` was cancelled.
         """
         for number in count(1):
-            await trio.sleep(self._lease_every_s)
+            # Other standbys go by the time in the lease, which stays that of the last primary.
+            period_s = self._settings.lease_s if self._lease is None else self._lease.period_ms / 1000
+            await trio.sleep(min(self._lease_every_s, renews_every_s(period_s)))
             run = self._attempt
-            has_lease = bool(run) and await hold_lease(self._objects, run, number, self._settings.lease_s)
+            has_lease = bool(run) and await hold_lease(self._objects, run, number, period_s)
             if not (has_lease or self._record.standby):
                 return
 
@@ -619,12 +621,13 @@ class Standby:
             self._decided.set()
 
 
-async def settle_alone(store: LevelDBStore, record: Record, now_ms: Callable[[], int]) -> None:
+async def settle_alone(store: LevelDBStore, record: Record, now_ms: Callable[[], int], lease_s: float) -> None:
     """Apply the rules of a restore to a store that continues without its log: commits after its last one may be missing.
 
     Args:
       store: a standby's, or one that took over and has not applied them yet.
       record: of its directory.
+      lease_s: for how long the primary may have acknowledged after its last renewal.
     Raises:
       StoreUnusable: a standby that has not reached a consistent state.
       StoreError.
@@ -639,7 +642,7 @@ async def settle_alone(store: LevelDBStore, record: Record, now_ms: Callable[[],
                 f"the standby has commit {commit}, and its store is consistent only from commit {record.until} on",
                 hint="start it as a standby until it has caught up, or restore the copy",
             )
-        what = Settle(found.time_ms, max(found.ahead_ms, record.ahead_ms) + round(1000 * LATE_S))
+        what = Settle(found.time_ms, max(found.ahead_ms, record.ahead_ms) + round(1000 * max(LATE_S, lease_s)))
     if what is not None:
         await settle(store, what, now_ms())
 

@@ -183,6 +183,7 @@ def check_copy(url: str, timeout_s: float, *, deep: bool, scratch: Path | None =
                     "commits": found.commits,
                     "last": last,
                     "gapsAfter": found.gaps,
+                    "voidSegments": found.void,
                     "problems": found.problems,
                     **({} if compared is None else {"equalBases": compared.equal, "aloneBases": compared.alone}),
                 }
@@ -192,6 +193,8 @@ def check_copy(url: str, timeout_s: float, *, deep: bool, scratch: Path | None =
                 click.echo(f"damaged  {problem}")
             for gap in found.gaps:
                 click.echo(f"gap      after commit {gap}; the log continues from a later base")
+            if found.void:
+                click.echo(f"void     {counted(found.void, 'segment')} of a clone of the primary")
             if compared is not None:
                 same = counted(len(compared.equal), "base")
                 click.echo(f"replayed the log; {same} compared with it equal it")
@@ -409,7 +412,8 @@ def leave(
         finally:
             home.close()
         if record.standby or record.settle is not None:
-            trio.run(until_ctrl_c, partial(_settle, directory, LevelDBOptions(config.storage), record))
+            settle = partial(_settle, directory, LevelDBOptions(config.storage), record, config.replication.lease_s)
+            trio.run(until_ctrl_c, settle)
         home = DataDirectory.open(directory, address="plainsong replica leave")
         try:
             remove_record(directory)
@@ -421,10 +425,10 @@ def leave(
         click.echo(f"{directory} no longer has a second copy")
 
 
-async def _settle(directory: Path, options: LevelDBOptions, record: Record) -> None:
+async def _settle(directory: Path, options: LevelDBOptions, record: Record, lease_s: float) -> None:
     """Apply the rules of a restore to a store that continues without its log. Raises StoreUnusable, StoreError."""
     async with await LevelDBStore.open(directory, options, address="plainsong replica leave", follows=True) as store:
-        await settle_alone(store, record, now_ms)
+        await settle_alone(store, record, now_ms, lease_s)
 
 
 # --- shared by all --------------------------------------------------------------------------------

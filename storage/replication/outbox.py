@@ -205,14 +205,19 @@ class Unsent:
         return cls(entries[len(known) - known[::-1].index(False) :] if False in known else entries)
 
     def contradicts(self, number: int, commit: Commit) -> bool:
-        """True if a commit of the log lacks rows of the directory's own commit with this number.
+        """True if a commit of the log lacks rows of the directory's own commit with this number, or has other values.
 
-        Commits that were sent after a crash are no contradiction: the last one has all rows, and the others are empty.
+        Commits that were sent after a crash are no contradiction: the last one has all rows, and the others are empty. The
+        journal has the values of metadata only.
         """
         at = number - self.entries[0][0] if self.entries else -1
         if not commit.changes or not 0 <= at < len(self.entries):
             return False
-        return not _keys_of_entry(self.entries[at][1]) <= _keys_of_commit(commit)
+        entry = self.entries[at][1]
+        if not _keys_of_entry(entry) <= _keys_of_commit(commit):
+            return True
+        found = _metadata_in(commit.changes)
+        return any(found.get(key) != value for key, value in _metadata_in(_metadata_of(decode_entry(entry))).items())
 
     def commits(self, tables: LevelDBTables, after: int, time_ms: int) -> list[Commit]:
         """Return the commits after one of them. For a thread, before anything else is written. Raises StoreError.
@@ -248,6 +253,11 @@ def _keys_of_commit(commit: Commit) -> set[tuple[Table, bytes]]:
         elif isinstance(change, Change):
             found.add((change.table, change.key))
     return found
+
+
+def _metadata_in(changes: Sequence[Change | RemovedRange | Put]) -> dict[bytes, bytes | None]:
+    """Return the metadata rows among changes, as the log has them, by key."""
+    return {each.key: each.value for each in changes if isinstance(each, Change) and each.table is Table.METADATA}
 
 
 def commit_of(batch: Handed) -> Commit:

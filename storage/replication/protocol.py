@@ -12,7 +12,7 @@ both sides learn of it by reading that one object.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -176,6 +176,8 @@ class Place:
     """The last commit before it. None if it is not known: there was none, or there is a gap."""
     clean: bool = False
     """True if the object before it is a seal after which nothing is missing that was acknowledged."""
+    run: bytes = field(default=b"", compare=False)
+    """The run that writes this epoch; empty if it is not known, since it is not noted."""
 
 
 #: Every log begins here. The first object is the seal of an epoch 0 without segments: it names the first epoch.
@@ -194,15 +196,20 @@ def after(place: Place, data: bytes) -> tuple[Place, Segment | None]:
         seal = decode_seal(data)
         if seal.next <= place.epoch:
             raise DamagedLog(f"the seal of epoch {place.epoch} names epoch {seal.next}")
-        return Place(seal.next, 1, digest(data), None if seal.gap else place.commit, seal.clean), None
+        commit = None if seal.gap else place.commit
+        return Place(seal.next, 1, digest(data), commit, seal.clean, seal.run), None
     segment = decode_segment(data)
     if (segment.epoch, segment.number) != (place.epoch, place.number):
         raise DamagedLog(f"segment {place.number} of epoch {place.epoch} says that it is another one")
     if segment.before != place.before:
+        if place.run and segment.run != place.run:
+            raise DamagedLog(
+                f"segment {place.number} of epoch {place.epoch} is of another run, and does not continue it"
+            )
         return replace(place, number=place.number + 1, clean=False), None
     if place.commit is not None and segment.first != place.commit + 1:
         raise DamagedLog(f"commit {segment.first} follows commit {place.commit} in epoch {place.epoch}")
-    return Place(place.epoch, place.number + 1, digest(data), segment.last), segment
+    return Place(place.epoch, place.number + 1, digest(data), segment.last, run=segment.run), segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,7 +575,9 @@ def hold(run: bytes, renewed: int) -> Steps[bool]:
             return True
 
 
-def renew(lease: Lease, confirmed: int, terms: Terms, over: Lease | None = None) -> Steps[Lease]:
+def renew(
+    lease: Lease, confirmed: int, terms: Terms, over: Lease | None = None, *, is_silent: bool = True
+) -> Steps[Lease]:
     """Replace the lease by the next one of its run.
 
     If that replaces the lease of another run, this one may rely on it only once a segment is stored that was begun
@@ -580,6 +589,7 @@ def renew(lease: Lease, confirmed: int, terms: Terms, over: Lease | None = None)
     Args:
       confirmed: ``renewed`` of the last lease of this run that was written for certain.
       over: replace also this lease of another run, which has tried and did not seal.
+      is_silent: only if that run has not renewed it since.
     Raises:
       BucketWentBack: the lease is missing, or older than one that this run wrote.
     """
@@ -592,12 +602,20 @@ def renew(lease: Lease, confirmed: int, terms: Terms, over: Lease | None = None)
         is_own = held is not None and held.run == lease.run
         if held is None or held.epoch < lease.epoch or (is_own and held.renewed < confirmed):
             raise BucketWentBack("the lease is missing or older than this process wrote it", hint=LEAVE_HINT)
-        if not is_own and (over is None or held.sign != over.sign):
+        if not (is_own or _may_replace(held, over, is_silent=is_silent)):
             return held
         assert found is not None  # it was decoded
         sent = terms.applied(replace(lease, standbys=held.standbys))
         if (yield Exchange(LEASE, encode_lease(sent), found.etag)) is Verdict.DONE:
             return sent
+
+
+def _may_replace(held: Lease, over: Lease | None, *, is_silent: bool) -> bool:
+    return (
+        over is not None
+        and (held.epoch, held.run) == (over.epoch, over.run)
+        and (held.renewed == over.renewed or not is_silent)
+    )
 
 
 def check_place(place: Place) -> Steps[None]:

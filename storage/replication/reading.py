@@ -74,7 +74,7 @@ async def bases_of(objects: Objects) -> list[Base]:
 
 
 async def has_base_after(objects: Objects, place: Place, *, below: int | None = None) -> bool:
-    """True if a base begins after this place of the log. Raises StoreError, DamagedLog.
+    """True if a base is of a later place of the log than this one. Raises StoreError, DamagedLog.
 
     Then the object at the place has existed, since a base is complete only once all segments before it are stored. If the
     object is missing, retention has removed it, so the log does not end there.
@@ -82,10 +82,12 @@ async def has_base_after(objects: Objects, place: Place, *, below: int | None = 
     Args:
       below: only bases of epochs before this one.
     """
-    places = [base.place for base in await bases_of(objects)]
-    return any(
-        (at.epoch, at.number) > (place.epoch, place.number) and (below is None or at.epoch < below) for at in places
-    )
+    bases = await bases_of(objects)
+    if below is None and place.commit is not None and any(base.commit > place.commit for base in bases):
+        # Also of an earlier epoch: then a seal that ends nothing, at a number that was free again, led to this place.
+        return True
+    places = [base.place for base in bases if below is None or base.place.epoch < below]
+    return any((at.epoch, at.number) > (place.epoch, place.number) for at in places)
 
 
 async def is_removed(objects: Objects, place: Place) -> bool:
@@ -126,6 +128,8 @@ class End:
     """Its time; None if none was applied."""
     gap: bool
     """True if commits are missing after it, and the log continues without them."""
+    void: int
+    """Segments before it that do not count, because a clone of the primary wrote another one before them."""
 
 
 async def commits_after(
@@ -144,7 +148,7 @@ async def commits_after(
       CopyMoved: retention has removed the base and the next segments.
       StoreError, DamagedLog: it cannot be read.
     """
-    place, last = base.place, base.commit
+    place, last, void = base.place, base.commit, 0
     time_ms: int | None = None
     log = _Ahead(objects, partial(log_name, place.epoch), place.number)
     while to_commit is None or last < to_commit:
@@ -152,12 +156,14 @@ async def commits_after(
         if found is None:
             if await is_removed(objects, place):
                 raise await _missing(objects, base, last)
-            return End(place, last, time_ms, gap=False)
+            break
         following, segment = await in_thread(after, place, found.data)
         if segment is None:
-            if not is_segment(found.data):
+            if is_segment(found.data):
+                void += 1
+            else:
                 if decode_seal(found.data).gap:
-                    return End(place, last, time_ms, gap=True)
+                    return End(place, last, time_ms, gap=True, void=void)
                 log = _Ahead(objects, partial(log_name, following.epoch))
         else:
             wanted = _wanted(segment, to_commit, to_ms)
@@ -165,9 +171,9 @@ async def commits_after(
                 await take(segment.first, wanted)
                 last, time_ms = segment.first + len(wanted) - 1, wanted[-1].time_ms
             if len(wanted) < len(segment.commits):
-                return End(place, last, time_ms, gap=False)
+                break
         place = following
-    return End(place, last, time_ms, gap=False)
+    return End(place, last, time_ms, gap=False, void=void)
 
 
 async def _missing(objects: Objects, base: Base, last: int) -> CopyMoved | DamagedLog:
@@ -235,6 +241,8 @@ class Checked:
     end: End | None = None
     gaps: list[int] = field(default_factory=list)
     """Last commits before a gap."""
+    void: int = 0
+    """Segments that do not count: see ``End``."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -281,6 +289,7 @@ async def verify(objects: Objects) -> Checked:
             checked.problems.append(error.detail)
             continue
         reached = checked.end.commit
+        checked.void += checked.end.void
         if reached < base.until:
             checked.problems.append(f"the log ends at commit {reached}, before base {base.commit} is consistent")
         if checked.end.gap:

@@ -25,7 +25,7 @@ from actors.settings import ReplicationConfig
 from storage.base import StoreUnusable
 from storage.replication import protocol
 from storage.replication.carry import ObjectStoreUnavailable, carry_out
-from storage.replication.notices import LEASE, decode_lease, log_name
+from storage.replication.notices import LEASE, Lease, decode_lease, encode_lease, log_name
 from storage.replication.protocol import Follower, ReignOver, TakeOverLost, Verdict
 from storage.replication.segment import ASYNC, is_segment
 from tests.planted import planted
@@ -450,6 +450,39 @@ async def test_a_primary_gets_its_lease_back_from_standbys_that_try_again_and_ag
     assert decode_lease(objects.found[LEASE][0]).run == RUN
 
 
+async def test_a_primary_gets_its_lease_back_from_a_process_that_hangs_in_its_take_over_and_renews_the_lease():
+    now_s, objects, rival = 0.0, MemoryObjects(), bytes([1]) * 16
+    keeper = a_keeper(objects, clock=lambda: now_s)
+    epoch = await carry_out(objects, protocol.choose_epoch(RUN, 0, "first", terms=keeper.terms))
+    keeper.began(epoch, RUN, "first", now_s)
+    await carry_out(objects, protocol.choose_epoch(rival, 1, "other"))
+    for number in range(1, 20):
+        now_s += 2.0
+        await lease.hold_lease(objects, rival, number, PERIOD_S)
+        await keeper._renew(nothing, nothing)
+        # Before that, the process may still be reading the log.
+        assert keeper.holds == (now_s - 2.0 >= lease.RIVALS * PERIOD_S or now_s < PERIOD_S)
+    assert decode_lease(objects.found[LEASE][0]).run == RUN
+
+
+async def test_a_process_that_takes_over_renews_the_lease_in_the_time_that_the_lease_says(autojump_clock):
+    objects, taken = MemoryObjects(), Lease(2, RUN, period_ms=1000)
+    objects._put(LEASE, encode_lease(taken))
+    one = standby.Standby(objects, Path(), ReplicationConfig(lease_s=60.0), None, lambda: 0, clock=trio.current_time)
+    one._lease, one._attempt = taken, RUN
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.hold)
+        await trio.sleep(1.0)
+        assert decode_lease(objects.found[LEASE][0]).renewed >= 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_lease_that_cannot_be_read_does_not_end_the_process_that_holds_it():
+    objects = MemoryObjects()
+    objects._put(LEASE, b"{}")
+    assert await lease.hold_lease(objects, RUN, 1, PERIOD_S)
+
+
 def test_no_standby_seals_the_log_of_a_primary_that_has_its_lease_again():
     assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [awakened]))] == []
 
@@ -603,8 +636,8 @@ MISTAKES = [
         loading,
         standby,
         "a process that takes over does not renew its lease",
-        "hold_lease(self._objects, run, number, self._settings.lease_s)",
-        "hold_lease(self._objects, run, 0, self._settings.lease_s)",
+        "hold_lease(self._objects, run, number, period_s)",
+        "hold_lease(self._objects, run, 0, period_s)",
     ),
 ]
 #: Names that code outside a copy of the protocol compares with.

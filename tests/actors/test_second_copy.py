@@ -18,7 +18,7 @@ from storage.base import StoreUnusable
 from storage.leveldb import LevelDBStore
 from storage.replication import carry
 from storage.replication.notices import LEASE, decode_lease, decode_seal, log_name
-from storage.replication.outbox import Outbox
+from storage.replication.outbox import Outbox, commit_of
 from storage.replication.protocol import (
     ROOT,
     BucketWentBack,
@@ -353,8 +353,8 @@ def put_segment(objects, **fields):
     """Store a segment after the end of the log, of the same process or its clone."""
     last, data = log_end(objects)
     commit = Commit(1, (Change(Table.MESSAGE, b"a clone's", b"row"),))
-    fields = {"first": last.last + 1, "before": digest(data), "commits": [commit]} | fields
-    made = segment_of(epoch=last.epoch, number=last.number + 1, run=last.run, mode=last.mode, **fields)
+    fields = {"run": last.run, "first": last.last + 1, "before": digest(data), "commits": [commit]} | fields
+    made = segment_of(epoch=last.epoch, number=last.number + 1, mode=last.mode, **fields)
     objects.found[log_name(made.epoch, made.number)] = (encode_segment(made), "clone")
 
 
@@ -363,7 +363,8 @@ async def test_the_log_can_be_read_after_a_segment_of_a_clone_whose_last_segment
         await running.write(3)
         await running.counted()
     put_segment(objects, before=b"x" * 32)
-    assert (await verify(objects)).ok
+    checked = await verify(objects)
+    assert (checked.ok, checked.void) == (True, 1)
     async with primary(tmp_path / "data", objects) as running:
         running.at = 50
         await running.write(3)
@@ -372,6 +373,53 @@ async def test_the_log_can_be_read_after_a_segment_of_a_clone_whose_last_segment
     found, done = await restored(objects, tmp_path / "new")
     assert (found, done.end.commit) == (wanted, running.outbox.last)
     assert (await verify(objects)).ok
+
+
+async def test_a_segment_of_another_run_that_does_not_continue_the_epoch_is_damage(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await until(lambda: running.copy.record.base is not None)
+        await running.write(3)
+        await running.counted()
+        last = running.outbox.last
+    put_segment(objects, before=b"x" * 32, run=bytes(16))
+    assert not (await verify(objects)).ok
+    with pytest.raises(DamagedLog, match="of another run"):
+        await restored(objects, tmp_path / "new", to_ms=2_000_000_000_000)
+    assert (await restored(objects, tmp_path / "before", to_commit=last))[1].end.commit == last
+
+
+async def test_a_directory_whose_commit_has_the_same_rows_as_that_of_the_log_with_other_values_is_refused(
+    tmp_path, objects
+):
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        objects.away = True
+        await running.write(2)
+        await until(lambda: running.copy._under_way)
+        batches = [batch for taken in running.copy._under_way.values() for batch in taken.batches]
+    objects.away = False
+
+    def otherwise(change):
+        is_last = isinstance(change, Change) and change.key == b"last"
+        return replace(change, value=b"a clone's") if is_last else change
+
+    commits = [commit_of(batch) for batch in batches]
+    clones = [replace(each, changes=tuple(otherwise(change) for change in each.changes)) for each in commits]
+    assert clones != commits
+    put_segment(objects, commits=clones)
+    with pytest.raises(Foreign, match="of the log is not that of this directory"):
+        async with primary(tmp_path / "data", objects):
+            pass
+    put_segment_at = log_name(1, max(decode_segment(data).number for data, _ in segments_of(objects)))
+    del objects.found[put_segment_at]
+    put_segment(objects, commits=commits)  # as its own upload whose answer was lost
+    async with primary(tmp_path / "data", objects) as running:
+        await running.counted()
+
+
+def segments_of(objects):
+    return [found for name, found in objects.found.items() if name.startswith("log/") and is_segment(found[0])]
 
 
 async def test_a_directory_whose_commit_is_not_that_of_the_log_is_refused_though_its_own_run_has_written_it(
@@ -420,6 +468,36 @@ async def test_a_directory_older_than_everything_that_is_kept_is_refused_and_sea
             pass
     assert log_name(1, 1) not in objects.found
     assert objects.found[LEASE] == lease
+
+
+async def test_a_directory_older_than_everything_that_is_kept_does_not_leave_the_copy_which_others_continue(
+    tmp_path, objects
+):
+    older = await an_old_directory(tmp_path, objects, keep_s=0)
+    lease, record = objects.found[LEASE], read_record(older)
+    seal = max(int(name.rpartition("/")[2]) for name in objects.found if name.startswith(f"log/{1:020}/"))
+    for number in (1, 2, seal):
+        record = replace(record, place=replace(record.place, number=number, commit=0))
+        write_record(older, record)
+        with pytest.raises(BucketWentBack, match="too old") as refused:
+            await leave_copy(objects, older, record)
+        assert "rejoin" in refused.value.hint
+        with pytest.raises(BucketWentBack, match="too old"):  # a start advises the same
+            async with primary(older, objects):
+                pass
+        assert (log_name(1, number) in objects.found) is (number == seal)
+        assert objects.found[LEASE] == lease
+
+
+async def test_leaving_a_copy_whose_bucket_was_set_back_needs_no_seal(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(3)
+        await running.counted()
+    record = read_record(tmp_path / "data")
+    del objects.found[log_name(record.place.epoch, record.place.number - 1)]
+    with pytest.raises(BucketWentBack, match="is missing") as refused:
+        await leave_copy(objects, tmp_path / "data", record)
+    assert "--without-seal" in refused.value.hint
 
 
 async def test_a_start_does_not_serve_at_a_number_that_retention_has_freed_in_that_moment(tmp_path, objects):

@@ -20,8 +20,16 @@ from storage.base import StoreError, StoreUnusable
 from storage.leveldb import LevelDBStore
 from storage.leveldb.commit import Committer
 from storage.replication import carry, protocol
-from storage.replication.carry import ObjectStoreRefused
-from storage.replication.notices import LEASE, Registration, decode_lease, encode_lease, log_name
+from storage.replication.carry import ObjectStoreRefused, ObjectStoreUnavailable
+from storage.replication.notices import (
+    LEASE,
+    EpochSeal,
+    Registration,
+    decode_lease,
+    encode_lease,
+    encode_seal,
+    log_name,
+)
 from storage.replication.outbox import Outbox
 from storage.replication.protocol import AHEAD, Foreign, ReignOver, TakeOverLost
 from storage.replication.reading import bases_of, is_removed, verify
@@ -590,6 +598,34 @@ async def test_a_standby_whose_next_segment_was_removed_starts_over_from_a_base(
     assert await rows_in(tmp_path / "second") == wanted
 
 
+async def test_a_standby_that_follows_a_seal_at_a_number_that_retention_has_freed_starts_over_from_a_base(
+    tmp_path, objects
+):
+    async with primary(tmp_path / "data", objects, settings=LEASED) as running:
+        await running.write(3)
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+            await until(lambda: standby._noted.commit == running.outbox.last)
+            place = standby._noted
+        for _ in range(4):  # in segments of their own
+            await running.write()
+            await running.counted()
+        base = await running.copy._make_base()
+        assert base.place.number > place.number + 1
+        for number in range(1, base.place.number - 1):
+            del objects.found[log_name(place.epoch, number)]
+        # Of a start that was refused then.
+        seal = encode_seal(EpochSeal(place.epoch + 1, bytes(16)))
+        objects.found[log_name(place.epoch, place.number)] = (seal, "dead")
+        running.copy.lease.serve(())
+        await until(lambda: decode_lease(objects.found[LEASE][0]).counted == running.outbox.last)
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+            wanted = await rows_of(running.store)
+    assert await rows_in(tmp_path / "second") == wanted
+
+
 async def test_a_take_over_does_not_seal_a_number_that_retention_has_freed(tmp_path, objects):
     objects.can_exchange = False  # so that no lease shows the later commits
     async with primary(tmp_path / "data", objects, finish=False) as running:
@@ -1097,6 +1133,36 @@ async def test_the_lead_of_the_primarys_clock_survives_a_rebuild_of_the_standby(
 @pytest.mark.parametrize("step_ms", [-120_000, 3_600_000])
 async def test_a_step_of_the_standbys_clock_does_not_change_when_ids_begin(tmp_path, objects, step_ms):
     assert await ids_after_a_step(tmp_path, objects, step_ms) == 0
+
+
+@pytest.mark.parametrize("step_ms", [-120_000, 120_000])
+async def test_a_step_of_the_standbys_clock_does_not_change_when_ids_begin_if_only_the_lease_shows_the_primarys_clock(
+    tmp_path, objects, step_ms
+):
+    present_ms, hour_ms = 2_000_000_000_000, 3_600_000
+    async with primary(tmp_path / "data", objects, now_ms=lambda: present_ms + hour_ms, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+    get, clock, now_ms = objects.get, Clock(), [present_ms]
+
+    async def without_lease(name):
+        if name == LEASE:
+            raise ObjectStoreUnavailable("no answer")
+        return await get(name)
+
+    objects.get = without_lease
+    async with following(tmp_path / "second", objects, clock=clock, now_ms=lambda: now_ms[0]) as standby:
+        await has(standby, running.outbox.last)
+        assert standby._lease is None
+        now_ms[0] += step_ms
+        objects.get = get
+        clock.ticks()
+        await until(lambda: standby._lease is not None)
+        seen_ms = standby._steady_ms
+        await taken_over(standby, tmp_path / "second")
+        passed_ms = standby._steady_ms - seen_ms
+    first_ms = now_ms[0] + read_record(tmp_path / "second").settle.ahead_ms
+    assert first_ms == present_ms + hour_ms + BY_HAND_MS + passed_ms
 
 
 async def test_a_directory_with_a_store_of_its_own_does_not_become_a_standbys(tmp_path, objects):

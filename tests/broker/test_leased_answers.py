@@ -158,6 +158,14 @@ def test_a_large_answer_that_is_complete_stays_as_it_is(leased):
     assert found[0].body is body
 
 
+async def test_an_actor_answers_reads_without_a_lease_since_the_endpoints_check_them(leased):
+    async with in_process() as daemon:
+        answer_while_leased(leased.keeper, daemon.service.directory.environment.run_queue)
+        await daemon.create()
+        leased.end()
+        await daemon.call("POST", f"{TOPICS}/t/poll", json={"waitMs": 1}, status=200)
+
+
 async def test_a_repeated_publish_is_not_acknowledged_from_memory_once_the_lease_is_over(leased):
     body = {"messages": ["m"], "producer": "p", "sequenceIds": [0]}
     async with in_process() as daemon:
