@@ -67,6 +67,10 @@ def _give_way(loop_runs: Callable[[], bool], seconds: float) -> None:
         nap(_NAP_S)
 
 
+def _log_unknown(error: Exception) -> None:
+    log.warning("the next start reads the whole newest volume", extra={"why": str(error)})
+
+
 class Turn:
     """A fair lock: threads get it in the order in which they asked.
 
@@ -188,18 +192,27 @@ class LevelDBTables:
         return self.keeper.thread.leaving
 
     def close(self) -> None:
-        """Write the waiting metadata, and close. No other thread may be inside."""
+        """Write the waiting metadata, close, and write the index of the newest volume. No other thread may be inside.
+
+        The index names the logs, so it is written once LevelDB has ended: a flush that was under way removes a log.
+        """
         self.keeper.thread.close()
-        if not self.committer.failed and self.keeper.thread.failed is None:
+        is_known = not self.committer.failed and self.keeper.thread.failed is None
+        if is_known:
             try:
                 self.metadata.checkpoint()
-                self.sets.current.newest.write_index(self._metadata_path)
-            except (StoreError, OSError) as error:
-                log.warning("the next start reads the whole newest volume", extra={"why": str(error)})
+            except StoreError as error:
+                is_known = False
+                _log_unknown(error)
         for view in self.sets.current.views:
             view.close()
         self.databases.close()
         self.metadata.close()
+        if is_known:
+            try:
+                self.sets.current.newest.write_index(self._metadata_path)
+            except OSError as error:
+                _log_unknown(error)
 
     def tidy(self, done: Callable[[int | StoreError], object]) -> None:
         """Have the keeper do one step of tidying; ``done`` is called in its thread. See ``storage.leveldb.tidying``."""

@@ -37,7 +37,7 @@ async def stopped(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", SMALL) as store:
         await write_commits(store, 40, rows=50, value=Random(1).randbytes(200))
         rows = await everything(store)
-        # LevelDB removes a log once its table is written. At a stop before that, the index names a log that is gone.
+        # LevelDB removes a log once its table is written.
         with trio.fail_after(PATIENCE_S):
             while len(list((tmp_path / "data" / VOLUME).glob("*.log"))) > 1:  # noqa: ASYNC110 - LevelDB does not say
                 await trio.sleep(0.01)

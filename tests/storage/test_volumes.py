@@ -777,6 +777,29 @@ async def test_a_store_opens_although_an_index_cannot_be_written_for_want_of_spa
     assert index.exists()
 
 
+async def test_after_a_stop_during_which_leveldb_wrote_a_table_the_next_start_does_not_read_the_newest_volume(
+    tmp_path, monkeypatch
+):
+    close, ended = Database.close, []
+
+    def close_late(database):
+        """LevelDB writes a table, and removes its log, before it ends."""
+        if database not in ended:
+            ended.append(database)
+            database.flush_memory()
+        close(database)
+
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 3)
+        monkeypatch.setattr(Database, "close", close_late)
+    monkeypatch.undo()
+    looked = []
+    monkeypatch.setattr(Volume, "look_through", lambda volume, database: looked.append((volume, database)) or iter(()))
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        assert await store.get(MESSAGE, key(2)) is not None
+    assert looked == []
+
+
 async def test_an_index_that_is_missing_or_garbled_is_made_again(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 40)
