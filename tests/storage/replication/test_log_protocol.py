@@ -84,7 +84,7 @@ MISTAKES = [
     (
         "what stands after the seal is void",
         "reading continues after the seal",
-        "return Place(seal.next, 1, digest(data), None if seal.gap else place.commit, seal.clean), None",
+        "return Place(seal.next, 1, digest(data), commit, seal.clean, seal.run), None",
         "return Place(place.epoch, place.number + 1, digest(data), place.commit), None",
     ),
     (
