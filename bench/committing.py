@@ -101,7 +101,7 @@ def read(run: Run) -> None:
             stamped = False
             last = LAST_ID.search(head)
             since = since if last is None else after(bytes.fromhex(last.group(1).decode()))
-            # Pages with only the stored transaction are not decoded: the reader must not become the bottleneck.
+            # Do not decode pages of the long transaction's messages alone: the reader must not become the bottleneck.
             for frame in decode_frames(body) if _MAGIC in body else ():
                 if frame.payload.startswith(_MAGIC):
                     stamped = True

@@ -1,4 +1,4 @@
-"""Writes the manual pages and the shells' completion scripts from the verbs, into ``etc/dist/*/share``.
+"""Generates the manual pages and the shells' completion scripts from the verbs, into ``etc/dist/*/share``.
 
     python scripts/manpages.py            writes them
     python scripts/manpages.py --check    lists outdated files, and writes nothing
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARE = "etc/dist/{}/share"
-#: Where each shell looks, below share/, and what it calls the script of a program.
+#: The path below share/ at which each shell looks for a program's script.
 COMPLETIONS = {
     "bash": "bash-completion/completions/{}",
     "zsh": "zsh/site-functions/_{}",
@@ -60,13 +60,13 @@ def files() -> dict[str, str]:
 
 
 def brought_by(verb: str) -> str:
-    """The distribution that has the verb."""
+    """The distribution that provides the verb."""
     _, distribution = ELSEWHERE.get(VERBS[verb].where.partition(".")[0], ("", "plainsong-client"))
     return distribution.removeprefix("plainsong-")
 
 
 def completion_script(shell: str, prog: str) -> str:
-    """The script that ``plainsong completion`` prints; it asks the program, so it never grows old."""
+    """The script that ``plainsong completion`` prints; it asks the program, so it never goes stale."""
     found = get_completion_class(shell)
     assert found is not None
     # Not source(): bash's looks for a bash on this machine, and warns on standard error.
@@ -134,7 +134,7 @@ def verb_page(name: str) -> str:
 
 
 def _head(page: str, says: str) -> list[str]:
-    # No date: the page would change with the day on which it is written.
+    # No date: it would change the page every day.
     says = says[:1].lower() + says[1:]
     return [f'.TH {_roff(page.upper())} 1 "" "Plainsong {__version__}"', ".SH NAME", f"{_roff(page)} \\- {_roff(says)}"]
 
@@ -155,7 +155,7 @@ def _synopsis(ctx: click.Context) -> list[str]:
 
 
 def _details(ctx: click.Context, heading: str) -> list[str]:
-    """Its own options, and its examples."""
+    """The command's own options, and its examples."""
     shared = (WhereOption, SharedOption) if isinstance(ctx.command, click.Group) else (WhereOption,)
     own = [each for each in ctx.command.get_params(ctx) if not isinstance(each, shared)]
     options, lines = _options(ctx, own), []
@@ -187,7 +187,7 @@ def _exit_codes() -> Iterator[tuple[int, str]]:
 
 
 def _text(written: str) -> list[str]:
-    """A docstring of click: paragraphs, of which those behind a \\b stay as they are."""
+    """Format a click docstring; paragraphs after a \\b keep their line breaks."""
     lines: list[str] = []
     for paragraph in re.split(r"\n[ ]*\n", cleandoc(written)):
         if paragraph.startswith("\b"):

@@ -33,7 +33,7 @@ class Gap(NamedTuple):
 async def read_around(
     store: Reads, table: Table, start: bytes, stop: bytes, end: bytes, take: Callable[[Sequence[Row]], object]
 ) -> list[Gap]:
-    """Give the readable rows of ``[start, stop)`` to ``take``; return the unreadable gaps.
+    """Pass the readable rows of ``[start, stop)`` to ``take``; return the unreadable gaps.
 
     Args:
       end: how far to search for the end of the last gap: ``stop`` or beyond.
@@ -65,7 +65,7 @@ async def read_around(
 async def approach(
     store: Reads, table: Table, start: bytes, stop: bytes, look: Callable[[Sequence[Row]], object]
 ) -> bytes:
-    """Read row by row, since a list that fails yields no rows. Returns the key where the unreadable part begins.
+    """Read row by row, since a failed scan yields no rows. Returns the key where the unreadable part begins.
 
     Raises StoreError.
     """
@@ -81,11 +81,11 @@ async def approach(
 
 
 async def behind(store: Reads, table: Table, bad: bytes, stop: bytes) -> bytes | None:
-    """Return the first key after a damaged block from which on rows can be read; None if there is none before ``stop``.
+    """Return the first readable key after a damaged block; None if there is none before ``stop``.
 
     The search doubles its steps, then halves them: any number of blocks costs a few dozen reads. Raises StoreError.
     """
-    # Use keys as long as the table's own: then the one before the result may be the last that is unreadable.
+    # Search among keys of the table's own length, so that the key before the result is the last unreadable one.
     prefix = topic_prefix(bad) or stop
     tail_bytes = _TAIL_BYTES.get(table)
     width = max(len(bad), len(stop)) + _OTHER_TAIL_BYTES if tail_bytes is None else len(prefix) + tail_bytes
@@ -93,7 +93,7 @@ async def behind(store: Reads, table: Table, bad: bytes, stop: bytes) -> bytes |
     step = 1
     while low + step < end and not await _can_read(store, table, _key(low + step, width), stop):
         step *= 2
-    # The search never starts from the end, so rows that the last step jumped over are read like any others.
+    # The search never starts from the end, so rows that the last step skipped are also found.
     bad_at, good_at = low + step // 2, min(low + step, end)
     while good_at - bad_at > 1:
         middle = (bad_at + good_at) // 2
@@ -107,12 +107,12 @@ async def behind(store: Reads, table: Table, bad: bytes, stop: bytes) -> bytes |
 def last_before(table: Table, good: bytes) -> bytes:
     """Return the last key before the result of ``behind`` that may be unreadable."""
     if table not in _TAIL_BYTES and good.endswith(b"\x00"):
-        return good[:-1]  # keys have any length: the one that is shorter sorts before it
+        return good[:-1]  # keys vary in length: the same key without its last zero byte precedes it
     return _key(_number(good, len(good)) - 1, len(good))
 
 
 def shown_place(table: Table, key: bytes) -> str:
-    """Return a place among messages in the form of an id, which need not exist; any other place in hex."""
+    """Return a key of the message table as a message id, which need not exist; any other key in hex."""
     at = len(topic_prefix(key))
     if table is not Table.MESSAGE or not at:
         return key.hex()

@@ -94,7 +94,7 @@ class Cluster:
         return self._dispatcher
 
     def forward(self, endpoints: tuple[Endpoint, ...], local: Local, tasks: RequestTasks) -> tuple[Endpoint, ...]:
-        """Return the same routes, each answered at its owner; the given endpoints answer other instances."""
+        """Return the same routes, now answered by the owner; ``endpoints`` answer calls from other instances."""
         self._dispatcher = Dispatcher(endpoints, local, self.owners, self._budget)
         self._dispatcher.kinds |= self.handover.kinds()
         scatter = ScatterGather(self.owners, local.polling_many, local.topics)
@@ -121,7 +121,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """The parts of this instance that answer without other instances."""
+    """The parts of this instance that answer without calling other instances."""
 
     directory: Directory
     topics: LocalTopics
@@ -218,7 +218,7 @@ class Dispatcher:
 
     def _ask(self, call: Call, reply: PendingReply) -> None:
         name, ask = decode_ask(call.value)
-        if isinstance(ask, Look):  # it may wait for messages, until its caller leaves
+        if isinstance(ask, Look):  # may wait for messages until the caller disconnects
             reply.run(partial(self._looked, name, ask))
             return
         self._local.directory.put(

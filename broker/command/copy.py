@@ -113,7 +113,7 @@ async def _copy(
 
 
 class CopyReport:
-    """The output of a copy, for people or for programs; the end of its block clears the progress line.
+    """The output of a copy, as text or JSON; leaving its ``with`` block clears the progress line.
 
     Args:
       shown: True to show progress; None: on a terminal.

@@ -31,12 +31,12 @@ function span({ oldestMs, newestMs }) {
 
 const MOST_NAMES = 3;
 
-// The first few names, and the number of the others.
+// The first few names, and how many more there are.
 export const named = (names, total = names.length) => `${names.slice(0, MOST_NAMES).join(", ")}${total > MOST_NAMES ? ` and ${count(total - MOST_NAMES)} more` : ""}`;
 
 const WOULD = { hides: ["disappears", "disappear"], returns: ["comes back", "come back"], removes: ["is removed", "are removed"] };
 
-// Describe a preview in sentences; `who` has the known names of the clients that it counts.
+// Describe a preview in sentences; `who` has the known names of the clients that the preview counts.
 export function effectLines({ effect = {}, warnings = [] }, who = {}) {
   const lines = [];
   for (const [name, [one, more]] of Object.entries(WOULD)) {

@@ -1,4 +1,4 @@
-"""Tokens of this daemon: how they are made and checked, and the file with their hashes. Free of I/O and clocks.
+"""This daemon's tokens: creating and checking them, and the file of their hashes. Uses neither I/O nor a clock.
 
 A token has 238 random bits, so a plain SHA-256 and a dictionary are enough; slow hashes are for passwords. Its prefix
 lets scanners find leaked tokens, and its checksum distinguishes a mistyped token from an unknown one.
@@ -40,7 +40,7 @@ class BadTokensFile(ValueError):
 
 
 def new_token(choose: Callable[[str], str]) -> str:
-    """Return a new token; ``choose`` picks a character of the given ones, from the system's random source."""
+    """Return a new token; ``choose`` picks one of the given characters, using the system's random source."""
     body = PREFIX + "".join(choose(_DIGITS) for _ in range(_RANDOM_CHARACTERS))
     return body + checksum(body)
 
@@ -89,12 +89,12 @@ class TokenEntry:
     hash: str
     created_ms: int
     expires_ms: int | None
-    """None: never."""
+    """None if it never expires."""
     revoked_ms: int | None = None
     note: str = ""
 
     def state(self, now_ms: int) -> State:
-        """Return the token's state. It is revoked once the file has a time of revocation, even a future one."""
+        """Return the token's state. A token with a revocation time is revoked, even if that time is in the future."""
         if self.revoked_ms is not None:
             return "revoked"
         return "expired" if self.expires_ms is not None and self.expires_ms <= now_ms else "active"

@@ -4,7 +4,7 @@ Checks, in addition to LevelDB's checksums:
 
     a listed volume has its files          without its newer files LevelDB would open an older state
     a log begins as its index says         if the volume was closed, or sealed and finished; of the metadata, if closed
-    the journal has no gap                 entries are numbered over all volumes
+    the journal has no gap                 entries are numbered across all volumes
     the journal reaches the metadata       the metadata never has an entry that the volumes have lost
 """
 
@@ -83,8 +83,8 @@ def _shape(listed: Listed, options: LevelDBOptions) -> Shape:
 def _lost_by_a_race(directory: Path, listed: Sequence[Listed], options: LevelDBOptions) -> Volume | None:
     """Return a volume after the last listed one that has rows although the list lacks it.
 
-    Versions before 0.2 could strike the newest volume off the list if a volume was sealed while another was dropped or
-    rewritten. Its number is above all listed ones; a volume that was rightly struck off has a lower number.
+    Versions before 0.2 could remove the newest volume from the list if a volume was sealed while another was dropped or
+    rewritten. Its number is above all listed ones; a volume that was rightly removed has a lower number.
 
     Raises:
       StoreUnusable: there may be such a volume, and it cannot be opened.

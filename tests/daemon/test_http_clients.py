@@ -38,7 +38,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def go_client(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The Go client, compiled once; Go's cache keeps the library (half a minute of a core) for later runs."""
+    """The Go client, compiled once; Go's cache keeps the standard library (half a minute to compile) for later runs."""
     go = shutil.which("go")
     if go is None:
         pytest.skip("NOT TESTED: the default HTTP client of go, which is not installed")

@@ -1,4 +1,4 @@
-"""Files become sorted days: each message is read once at every step, and damage is not copied."""
+"""Compacting files into sorted days: each message is read exactly once after each step, and damage is not copied."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_a_changed_value_of_any_column_is_damage(spark, archive, monkeypatch):
     path, file = files_of(archive.root)[0]
     sound = pq.read_table(path, partitioning=None)
     assert {*CHANGED} == {*sound.column_names}
-    # Of the same length the log cannot know it.
+    # Skip the comparison with the log: a change that keeps a file's length would pass it.
     monkeypatch.setattr("pyspark_plainsong.pipeline.archive.verification.altered", lambda *given: {})
     for name, value in CHANGED.items():
         index, kind = sound.column_names.index(name), sound.schema.field(name).type

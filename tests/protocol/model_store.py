@@ -52,7 +52,7 @@ class ModelStore:
 
     def __init__(self):
         self.tables = {table: {} for table in Table}
-        #: Every message row ever written, over all generations.
+        #: Every message row ever written, across all generations.
         self.ever = {}
         #: The last message row of each generation, if it has not been removed.
         self._last = {}
@@ -122,7 +122,7 @@ def loaded_chain(state, store):
 
 
 def stored_rows(store, row):
-    """Return the payload rows that a row publishes; none for another row."""
+    """Return the payload rows that a row publishes; none if it is not a reference."""
     return store.scan(Table.PAYLOAD, *payloads_of(row)) if is_reference(row) and is_message(row) else []
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from tests.patience import PATIENCE_S
 
-#: Probability at each choice of a thread that time advances to the next deadline.
+#: Probability that choosing a thread advances the time to the next deadline.
 _PASSING = 0.03
-#: A schedule with more points than this is taken to be endless: most have one or two thousand.
+#: A schedule with more points than this is considered endless; most have one or two thousand.
 MAX_POINTS = 100_000
 
 
@@ -72,7 +72,7 @@ class Scheduler:
         self._done = threading.Event()
 
     def run(self, main: Callable[[], None]) -> None:
-        """Run ``main``, and all threads that it starts, to their ends. Raises the first exception in any of them."""
+        """Run ``main`` and all threads that it starts to completion. Raises the first exception in any of them."""
         first = self.start("main", main)
         self._current = first
         first.go.release()
@@ -211,7 +211,7 @@ def scheduler() -> Scheduler:
 
 
 def point() -> None:
-    """Pass a point of the running schedule; do nothing after its end, at which an abandoned generator is closed."""
+    """Reach a point of the running schedule. Does nothing after the schedule, when abandoned generators are closed."""
     if _current is not None and _current.is_inside:
         _current.point()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("disk.c")
 #: The kinds of calls, by their bits in ``disk.c``.
 KINDS = {"open": 8, "write": 1, "sync": 2, "rename": 3, "unlink": 4, "mkdir": 5, "truncate": 6, "rmdir": 7}
-#: Fields of eight bytes each in the memory shared with the library; a text follows them.
+#: Fields of eight bytes each in the memory shared with the library, followed by text.
 FIELDS = (
     *("armed", "kinds", "calls", "first", "last", "every"),
     *("error", "torn", "made", "stalled", "waiting", "slow_us"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark_plainsong.pipeline.files import Files
 
 VERSION = 1
-#: How many characters of the topic's name a producer's name includes. A producer's name has at most 255 bytes.
+#: Maximum number of characters of the topic's name in a producer's name, which has at most 255 bytes.
 TOPIC_CHARS = 60
 
 
@@ -100,7 +100,7 @@ class Plan:
         return self.chunks[number].start, self.end if last else self.chunks[number + 1].start
 
     def overlaps(self, other: Plan) -> bool:
-        """True if rows could be in both plans. Only ids have ranges, which compare as text; other keys have no bounds."""
+        """True if a row could be in both plans. Only plans of ids have bounds, and ids sort as text."""
         return (not self.end or other.start < self.end) and (not other.end or self.start < other.end)
 
 
@@ -126,8 +126,8 @@ class Plans:
         """Return the plan to carry out: one that was begun, or else ``wanted``, which has no chunks yet.
 
         Args:
-          any_range: the user named no range: continue an unfinished plan from the same start.
-          anew: publish rows again that an earlier plan has published.
+          any_range: the user gave no range: continue an unfinished plan from the same start.
+          anew: publish rows even if an earlier plan has published them.
         Raises:
           CommandFailed: rows would be published twice, or have changed; nothing was done.
         """
