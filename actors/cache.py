@@ -1,8 +1,8 @@
-"""The scan cache: recent messages of each topic in wire form, under one memory budget over all topics.
+"""The scan cache: recent messages of each topic in wire form, under one memory budget for all topics.
 
 The topic actor appends a commit's items once it is durable, and before it answers. Small commits are collected in an
 open chunk. At 64 KiB it is sealed into one ``bytes`` and the offsets of its items, so that a page of thousands of
-messages is a few slices. The oldest chunk over all topics is dropped first. A topic's chunks are contiguous up to its
+messages is a few slices. The oldest chunk of all topics is dropped first. A topic's chunks are contiguous up to its
 watermark, so a reader that starts within them reads nothing from disk.
 
 Messages of transactions are cached like all others; runs of write pointers are stored separately. A row that refers to
@@ -47,7 +47,7 @@ class CacheBudget:
         self.kept = KeptChunks(max_bytes // KEPT_PART)
         self.hits = 0
         self.misses = 0
-        #: Number of changes to cached messages, over all topics; the source of ``TopicCache.revision``.
+        #: Number of changes to cached messages in all topics; the source of ``TopicCache.revision``.
         self.revisions = 0
         self._chunks: OrderedDict[int, tuple[TopicCache, Chunk]] = OrderedDict()
 
@@ -80,7 +80,7 @@ class TopicCache:
         self.chunks: list[Chunk] = []
         #: Key prefixes of generations that may have kept chunks.
         self._prefixes: set[bytes] = set()
-        #: Changes whenever messages that were read before may have changed; unique over all caches.
+        #: Changes whenever messages that were read before may have changed; unique across all caches.
         self.revision = 0
         self._revise()
 

@@ -1,4 +1,4 @@
-"""Kept chunks: messages from the store that are likely to be read again, or next; within one bound over all topics.
+"""Kept chunks: messages from the store that are likely to be read again, or next; within one bound for all topics.
 
 Consumers that replay a topic request the same messages, and a reader that walks through one requests those that follow
 (``actors.pages`` decides what is kept). Any page that kept chunks cover is cut from them, as from the scan cache. Only

@@ -367,7 +367,7 @@ class RunnableActor(Protocol):
 
 
 class RunQueue:
-    """The actors whose turn is due. Use it on the event loop only."""
+    """The actors whose turn is due. Use it only on the event loop."""
 
     def __init__(self, store: Store | None = None) -> None:
         """``store``: writes their shared commits; None if they do not share commits."""

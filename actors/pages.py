@@ -13,9 +13,9 @@ waits for the result instead of reading again.
     the store  reads 1    reads 2, 3    reads 4    reads 5
 
 For a page of a few messages, most of the store's time is spent on starting the read. So after a small page hundreds of
-messages are read ahead, and the next chunk is read once half of them were requested. After a large page one more page
-is read ahead, and only for a reader that pauses: the next request of any other reader and the read would compete for
-the interpreter's lock. At the end of a walk one chunk is read for nothing. Only one is read ahead at a time, since
+messages are read ahead, and the next chunk is read once half of them have been requested. After a large page one more
+page is read ahead, and only for a reader that pauses: otherwise the read would compete with the reader's next request
+for the interpreter's lock. At the end of a walk one chunk is read for nothing. Only one is read ahead at a time, since
 several readers keep the store busy anyway.
 """
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     #: A position of a generation: the prefix of its keys, and a bound.
     _Place = tuple[bytes, bytes]
-    #: The maximum of a page, in messages and bytes.
+    #: The limits of a page, in messages and bytes.
     _Bounds = tuple[int, int]
 
 K = TypeVar("K")
@@ -62,7 +62,7 @@ LARGE_BYTES = 64 << 10
 #: Such a page is read ahead for readers that take at least this long from one page to the next request. A load
 #: generator in C takes 0.6 ms for 10 000 messages of 100 bytes, the Python client 6 ms.
 LEAST_PAUSE_S = 0.001
-#: The maximum of messages and bytes that are read ahead after a smaller page.
+#: Maximum number of messages and bytes to read ahead after a smaller page.
 AHEAD = 5_000, 256 << 10
 #: How many starts and ends of recent pages to remember, to detect rereads, and readers that walk.
 REMEMBERED = 1024
@@ -134,7 +134,7 @@ class Pages:
         """Return the next messages of a span; see ``actors.reading.read_page``. Raises StoreError."""
         cache = self._directory.cache(name)
         if cache is None or isinstance(view, AsOfView) or span.start >= span.until:
-            # Kept chunks are for readers of the present.
+            # Kept chunks cannot serve a view as of an earlier moment.
             return await read_page(
                 self._store, cache, span, limit=limit, max_bytes=max_bytes, view=view, with_pointers=with_pointers
             )
@@ -173,7 +173,7 @@ class Pages:
         """Return the page that ``read`` would return if it is in memory and small, else None.
 
         Args:
-          at_once_bytes: the maximum of a small page in wire bytes.
+          at_once_bytes: the maximum size of a small page, in wire bytes.
           view: not an ``AsOfView``.
         """
         if span.start >= span.until:
@@ -184,7 +184,7 @@ class Pages:
         if not cache.covers(span.prefix, span.start):
             kept = next(cache.budget.kept.from_start(span), None)
             if kept is not None and kept.count <= limit and at_once_bytes < len(kept.wire) <= max_bytes:
-                return None  # the page has all of it
+                return None  # the page includes the whole chunk, so it is not small
         paging = Paging(span, limit, min(max_bytes, at_once_bytes), view, with_pointers=with_pointers)
         page = self._in_memory(cache, span, paging)
         if page is None or page.payload_bytes > at_once_bytes:  # a page has at least one message, of any size
@@ -253,7 +253,7 @@ class Pages:
             if not cache.keep(walk, page, turn, is_ahead=True) and turn == cache.budget.kept.turn:
                 self._not_kept.add(walk.span.prefix, (walk.span.start, page.last_id or walk.span.until))
         except PlainsongError as error:
-            # The reader's own request will meet the error, and report it.
+            # The reader's own request will run into the error and report it.
             log.debug("nothing was read ahead", extra={"why": error.detail})
         except Exception:  # a bug; nothing depends on this read, so it must not take the daemon down
             log.exception("nothing was read ahead")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SIZE = 100
 SHARES = (("1/4", 0.25), ("1/2", 0.5), ("3/4", 0.75))
-#: Batches are spread over this many topics.
+#: Batches are spread across this many topics.
 TOPICS = 10
 PAGE = 10_000
 READERS = 2

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 SIZE = 100
 PER_REQUEST = 1000
-#: Messages are spread over TOPICS topics and published over CONNECTIONS connections.
+#: Messages are spread across TOPICS topics and published over CONNECTIONS connections.
 TOPICS = 50
 CONNECTIONS = 4
-#: Progress is printed after each piece of this many messages, with its longest wait.
+#: Progress is printed every PIECE messages, with the longest wait among them.
 PIECE = 1_000_000
 #: Polls by time per size, each for PAGE messages; their median is reported.
 POLLS = 40
@@ -114,7 +114,7 @@ class _Messages:
 
 
 class _Topics:
-    """Creates an increasing number of topics with a message each."""
+    """Creates an increasing number of topics with one message each."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -513,7 +513,7 @@ def _said(answer: Answer) -> tuple[str | None, str]:
     return problem.get("code"), _OUTCOMES.get(outcome, "unknown")
 
 
-#: How many names of a long list are recorded.
+#: Maximum number of names recorded from a long list.
 MAX_LISTED = 1_000
 
 

@@ -416,7 +416,7 @@ def _family(name: str, text: str, value: float | None) -> Metric:
 
 #
 # prometheus_client takes a lock for each number and searches all buckets: 3.5 µs for an observation, of which a publish
-# had two and its commit three. These cost a tenth of that, and are used by the event loop only.
+# had two and its commit three. These cost a tenth of that, and are used only by the event loop.
 
 
 class Distribution:

@@ -65,7 +65,7 @@ class Traces:
         from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        # The library logs every failed attempt; we log changes only.
+        # The library logs every failed attempt; we log only changes.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "plainsong"}
         resource = Resource.create({**named, "service.version": version, "service.instance.id": instance})

@@ -395,7 +395,9 @@ def is_missing_reader(error: NotFound) -> bool:
 
 
 def publish(namespace: str, topic: str, request: PublishRequest, *, retry_unknown: bool = False) -> Call[Receipt]:
-    """``POST /{t}/publish``, answered with a receipt. Uses codec version 1 where it suffices: the daemon decodes it faster."""
+    """``POST /{t}/publish``, answered with a receipt. Uses codec version 1 where possible: the daemon decodes it
+    faster.
+    """
     codec = avro_of(request)
     count = len(request.messages)
 
@@ -410,7 +412,7 @@ def publish(namespace: str, topic: str, request: PublishRequest, *, retry_unknow
 
 
 def avro_of(request: PublishRequest) -> AvroCodec | Avro2Codec:
-    """Return the codec for a publish or a store: version 1 if it suffices, since the daemon decodes it faster."""
+    """Return the codec for a publish or a store: version 1 if possible, since the daemon decodes it faster."""
     load("fastavro")
     return AVRO if is_plain(request) else AVRO_2
 

@@ -76,7 +76,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HINT = "use for example oldest, newest, -10m, 2026-01-31T12:00:00Z, or an id of 40 hex digits"
 
 
-#: Words of other systems, for the hint in the error.
+#: Other systems' words for these positions, for the hint in the error.
 _OTHER_WORDS = {
     "now": NEWEST,
     "latest": NEWEST,
@@ -282,13 +282,13 @@ class PageBytes:
 
     #: The bound after the first time-out.
     FIRST = 1 << 20
-    #: The smallest bound. Such a page may take any length of time while bytes arrive; so may a single larger message.
+    #: The smallest bound. Such a page, or a single larger message, may take any length of time while bytes arrive.
     LEAST = 1 << 16
     #: The daemon's own bound, unless its settings say otherwise.
     MOST = 1 << 24
-    #: A response within this part of the time-out is quick: twice as much would take half of the time-out.
+    #: A response within this fraction of the time-out is quick: a page twice as large would take half of the time-out.
     QUICK = 0.25
-    #: The most quick responses required before pages grow.
+    #: Maximum number of quick responses required before pages grow.
     MOST_ANSWERS = 64
 
     def __init__(self) -> None:
@@ -325,7 +325,7 @@ class PageBytes:
 
 
 class Daemon(Protocol):
-    """The daemon, as positions call it: each call blocks its thread until the answer arrives."""
+    """The interface to the daemon that positions use. Each call blocks its thread until the answer arrives."""
 
     @property
     def namespace(self) -> str:
@@ -342,8 +342,9 @@ class Position(Protocol):
     worker thread.
 
     A position whose ``save`` writes into the transaction around the reader's loop (a row that commits with the other
-    rows or not at all) has the attribute ``transactional = True``. A transaction saves it before its participants commit.
-    It saves any other position after the commit; without a commit it saves none, and the messages are delivered again.
+    rows or not at all) has the attribute ``transactional = True``. A transaction saves it before its participants
+    commit. It saves any other position after the commit. If the transaction does not commit, no position is saved, and
+    the messages are delivered again.
     """
 
     def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
@@ -438,7 +439,7 @@ def replace_file(path: Path, content: bytes) -> None:
 class ServerPosition:
     """Positions that the daemon keeps under a reader's name, one for each topic.
 
-    Each save compares and sets: if another reader of that name has moved the position, the loop raises
+    Each save is a compare-and-set: if another reader of that name has moved the position, the loop raises
     ``PositionChanged`` and changes nothing.
 
     Args:
@@ -450,7 +451,7 @@ class ServerPosition:
     def __init__(self, name: str) -> None:
         self.name = reader_name(name)
         self._known: dict[str, bytes] = {}
-        #: By topic: positions sent since the last known one that may have been stored, because no answer arrived.
+        #: By topic: positions sent after the last known one, without an answer; each may have been stored.
         self._in_doubt: dict[str, set[bytes]] = {}
 
     def load(self, daemon: Daemon, topics: Iterable[str]) -> dict[str, bytes]:
@@ -483,11 +484,11 @@ class ServerPosition:
                     there = self._shown(daemon, topic)
                     if there == position:
                         break
-                    # The same holds for an attempt of an earlier save, after which the loop has continued.
+                    # So it is if it was set by an attempt of an earlier save, after which the loop has continued.
                     if is_last or there is None or there not in in_doubt:
                         raise
                     self._known[topic] = there
-                except BaseException as error:  # a cancellation is in doubt, too
+                except BaseException as error:  # including a cancellation: its outcome is unknown
                     if getattr(error, "outcome", "unknown") != "not-applied":
                         in_doubt.add(position)
                     raise

@@ -25,7 +25,7 @@ class RequestSizes:
         self._reduced: dict[str, _Reduced] = {}
 
     def of(self, topic: str) -> tuple[int, int]:
-        """Return the most messages, and bytes of payload, of the topic's next request."""
+        """Return the maximum number of messages, and of payload bytes, for the topic's next request."""
         reduced = self._reduced.get(topic)
         return self._whole if reduced is None else (reduced.messages, reduced.bytes)
 

@@ -45,7 +45,7 @@ _ALL: dict[str, DataType] = {**COLUMNS, TRANSACTION_COLUMN: LongType()}
 
 
 class BadSchema(ValueError):
-    """A schema that names an unknown column, or gives a column another type."""
+    """A schema that names an unknown column, or gives a column the wrong type."""
 
 
 def read_schema(*, include_transaction: bool) -> StructType:
@@ -87,7 +87,7 @@ def _same(asked: DataType, kind: DataType) -> bool:
 
 # --- writing ---------------------------------------------------------------------------------------
 
-#: Most bytes of a chunk's payloads, unless a single one is larger: far below the largest body that daemons accept.
+#: Maximum size of a chunk's payloads, unless a single one is larger: far below the largest body that daemons accept.
 MAX_CHUNK_BYTES = 4 << 20
 ROUTING_KEY = "routingKey"
 _TEXT_OR_BYTES = (types.BinaryType, types.StringType)

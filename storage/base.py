@@ -67,7 +67,7 @@ class Deposed(PlainsongError):
 
 
 class StoreUnusable(PlainsongError):
-    """The store cannot be opened; the text says why and what to do. Nothing was changed."""
+    """The store cannot be opened; the message says why and what to do. Nothing was changed."""
 
     code = "storage_failed"
     title = "The store cannot be opened"

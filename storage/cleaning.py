@@ -126,7 +126,7 @@ def _is_topic(start: bytes) -> bool:
 # expired row still exists and leads the next round to the rest.
 
 
-#: Reclaim space of a range only from this number of removed rows on; below, the store's own compactions suffice.
+#: Reclaim space of a range only from this number of removed rows on; below, the store's own compactions are enough.
 MIN_RECLAIM_ROWS = 50_000
 #: Rows whose space is reclaimed at a time. A store cannot be closed during that, and a million small rows take a good
 #: part of a second.

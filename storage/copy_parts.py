@@ -102,7 +102,7 @@ class Contents:
 async def contents_of(store: Store) -> Contents:
     """Read the keys of the metadata, and skip from topic to topic through the other tables.
 
-    On a store that several instances share, topics without metadata are not found: their rows are spread over 256
+    On a store that several instances share, topics without metadata are not found: their rows are spread across 256
     places.
 
     Raises:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class TlsProxy:
     """Terminates TLS on a free port of 127.0.0.1 and forwards to ``target``, while a ``with`` block runs.
 
-    Each connection has a thread, which forwards one side's bytes before it reads the other side, which suffices for
+    Each connection has a thread, which forwards one side's bytes before it reads the other side, which is enough for
     requests and answers. The sockets are the system's, so that a client gets the reason for a failed handshake.
 
     Args:

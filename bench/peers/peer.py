@@ -24,7 +24,7 @@ STOP_TIMEOUT_S = 30.0
 
 
 class Lacking(Exception):
-    """The peer is not available here; the text says why."""
+    """The peer is not available here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

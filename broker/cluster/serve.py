@@ -218,7 +218,7 @@ class Dispatcher:
 
     def _ask(self, call: Call, reply: PendingReply) -> None:
         name, ask = decode_ask(call.value)
-        if isinstance(ask, Look):  # may wait for messages until the caller disconnects
+        if isinstance(ask, Look):  # may wait for messages until the caller gives up
             reply.run(partial(self._looked, name, ask))
             return
         self._local.directory.put(

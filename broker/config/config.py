@@ -198,7 +198,7 @@ def check_across(config: Config, origins: Mapping[str, str]) -> list[Problem]:
 
 
 def _provider_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
-    """A provider needs its issuer, audience and keys: all three, or none."""
+    """A provider needs its issuer, audience and keys: set all three, or none."""
     names = [f"security.oidc.{key}" for key in ("issuer", "audience", "jwks")]
     given = [name for name in names if config.value(name)]
     if len(given) in (0, len(names)):

@@ -1,4 +1,4 @@
-"""Reads the value of a setting from text or TOML, and shows it."""
+"""Parses and formats the values of settings, from text or TOML."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class UnixPath(NamedTuple):
 Bind: TypeAlias = Address | UnixPath
 #: Prefix that distinguishes a Unix socket's path from an address.
 UNIX = "unix:"
-#: The longest path of a Unix socket on Linux.
+#: Maximum length of a Unix socket's path on Linux.
 MAX_UNIX_PATH_BYTES = 107
 
 
@@ -105,7 +105,7 @@ def read_value(meaning: Meaning, raw: object, *, text: bool) -> Any:
       raw: a TOML value, or text.
       text: True if it came from the environment or the command line, where everything is text.
     Raises:
-      ValueError: it has the wrong type or is out of bounds; the text says what is expected.
+      ValueError: it has the wrong type or is out of bounds; the message says what is expected.
     """
     value = _typed(meaning, _from_text(meaning.kind, raw) if text and isinstance(raw, str) else raw)
     if meaning.choices and value not in meaning.choices:
@@ -119,7 +119,7 @@ def read_value(meaning: Meaning, raw: object, *, text: bool) -> Any:
 
 
 def show_value(meaning: Meaning, value: Any) -> str:
-    """Return a value as the TOML file writes it, sizes in the largest unit that divides them."""
+    """Return a value as it is written in the TOML file; a size in the largest unit that divides it."""
     if isinstance(value, bool):
         return str(value).lower()
     if meaning.kind is Kind.BYTES:
@@ -145,7 +145,7 @@ def _from_text(kind: Kind, raw: str) -> object:
 
 
 def _typed(meaning: Meaning, raw: object) -> Any:
-    """Return ``raw`` if it is of the kind; ``true`` is not a number here."""
+    """Return ``raw`` if it is of the setting's kind; ``true`` does not count as a number."""
     match meaning.kind:
         case Kind.SWITCH if isinstance(raw, bool):
             return raw

@@ -1,6 +1,6 @@
 """A front end's process: serves HTTP on inherited sockets, and forwards requests to the owning process.
 
-It ends at SIGTERM, after its last answers, or when the owning process ends.
+It exits on SIGTERM, after sending its last answers, or when the owning process exits.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FrontEnd:
         self._provider: OidcProvider | None = None
 
     async def run(self) -> None:
-        """Serve until SIGTERM, or until the owning process ends."""
+        """Serve until SIGTERM, or until the owning process exits."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_link)
             nursery.start_soon(Reclaim(lambda: 0).run)
@@ -144,7 +144,7 @@ class FrontEnd:
         self._report_refused(RefusedRequest(error, NO_IDENTITY, peer, what))
 
     async def _follow_tables(self, guard: Guard) -> None:
-        """Apply the tables of the owning process whenever they change there, or a credential expires."""
+        """Apply the owning process's tables whenever it changes them, or a credential expires."""
         epoch = 0
         while True:
             try:
@@ -232,7 +232,8 @@ def run_front_end(name: str, numbers: list[int]) -> None:
     """Run the process on inherited descriptors: its link, its handover socket, its listeners."""
     process.set(name)
     keep_freed_memory()
-    # The owning process forwards SIGHUP, which would end this process. With files to reload, it gets a handler later.
+    # The owning process forwards SIGHUP, which would end this process. A handler is set later, if there are files to
+    # reload.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     link, handover, *listeners = (socket.socket(fileno=number) for number in numbers)
     for each in (link, handover, *listeners):

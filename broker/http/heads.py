@@ -301,5 +301,5 @@ def plain_head(data: bytes) -> PlainHead:
 
 
 def _tokens(pairs: list[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
-    """Return the members of a list that is spread over all headers of this name, in lower case."""
+    """Return the members of a list that is spread across all headers of this name, in lower case."""
     return [token.strip() for each, value in pairs if each == name for token in value.lower().split(b",")]

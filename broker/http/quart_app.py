@@ -194,7 +194,7 @@ def _asked(through: Exchange, path: Mapping[str, str]) -> Request:
 async def _answered(
     answer: Callable[[Request], Awaitable[Answer]], asked: Request, through: Exchange, *, reads_only: bool
 ) -> Answer:
-    """Return the answer to a request, which may wait for something if it reads only.
+    """Return the answer to a request, which may wait for something if it only reads.
 
     A half-closed client is answered without further waiting; a request whose room is needed for others is refused.
     """

@@ -24,7 +24,7 @@ ACCEPT_PAUSE_S = 0.1
 
 
 class BindFailed(OSError):
-    """The daemon cannot listen on an address; the message has the address and the reason."""
+    """The daemon cannot listen on an address; the message gives the address and the reason."""
 
     def __init__(self, number: int, message: str, bind: str) -> None:
         super().__init__(number, message)
@@ -79,8 +79,8 @@ async def accepted(listener: socket.socket, cannot: Callable[[str], object]) -> 
     """Accept connections until cancelled; their sockets do not block. The caller must close them.
 
     Args:
-      cannot: called with the reason when there are no file descriptors, or no memory, for another connection; it is
-        tried again after ``ACCEPT_PAUSE_S``.
+      cannot: called with the reason when there are no file descriptors, or no memory, for another connection; accepting
+        is retried after ``ACCEPT_PAUSE_S``.
     """
     while True:
         await wait_readable(listener)
@@ -195,7 +195,7 @@ class SocketFiles:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    """Return device and inode: inodes are unique within a device only."""
+    """Return device and inode: inodes are unique only within a device."""
     found = os.lstat(path)
     return found.st_dev, found.st_ino
 
@@ -250,9 +250,9 @@ def _explained(error: OSError, bind: str) -> BindFailed:
 # --- connections handed to another process ---------------------------------------------------------
 
 
-#: The most that may have been read from a connection before it is handed over: its preface and a little more.
+#: Maximum number of bytes read from a connection before it is handed over: its preface and a little more.
 MAX_READ_BYTES = 64 << 10
-#: The most that precedes those bytes: see ``broker.link.proof.with_binding``.
+#: Maximum number of bytes that precede them: see ``broker.link.proof.with_binding``.
 MAX_BINDING_BYTES = 256
 #: Size of one read while relaying.
 PASSED_BYTES = 64 << 10

@@ -63,7 +63,7 @@ def refusal(error: PlainsongError, request_id: str, *, head_only: bool = False) 
 
 
 def head_of(status: int, headers: Iterable[tuple[str, str]], *, chunks: bool) -> bytes:
-    """Return the head of an answer; ``headers`` has all but ``Date`` and ``Transfer-Encoding``."""
+    """Return the head of an answer; ``headers`` has every header except ``Date`` and ``Transfer-Encoding``."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
     framing = "Transfer-Encoding: chunked\r\n" if chunks else ""
     return f"{_STATUS_LINES[status]}{_date_line(int(time.time()))}{lines}{framing}\r\n".encode("latin-1")
@@ -95,7 +95,7 @@ async def respond(handler: Handler, request: Request, gzip_min_bytes: int) -> An
 async def ready(outcome: Answer | Exception, request: Request, gzip_min_bytes: int) -> Answer:
     """Return the outcome of a handler as an answer that can be sent. Raises nothing but cancellation.
 
-    Its stream is started here, so that an error before the first byte still gets an answer of its own.
+    Its stream is started here, so that an error before the first byte can still be sent as the answer.
     """
     try:
         answer = checked(outcome, request.request_id)
@@ -122,14 +122,14 @@ def checked(outcome: Answer | Exception, request_id: str) -> Answer:
 
 
 def _check_headers(headers: list[tuple[str, str]]) -> None:
-    """Raise ValueError for a value that is not printable, such as two lines: a client may have supplied it."""
+    """Raise ValueError for a value that is not printable, such as a line break: a client may have supplied it."""
     for name, value in headers:
         if not value.isprintable():
             raise ValueError(f"the header {name} of an answer has the value {value!r}")
 
 
 def answer_to(error: Exception, request_id: str) -> Answer:
-    """Return ``error`` as a problem. All but ``PlainsongError`` are logged, and the answer shows nothing of them."""
+    """Return ``error`` as a problem. Errors other than ``PlainsongError`` are logged, and not shown to the client."""
     plain = only_plain(error)
     if plain is None:
         log.error("a request failed", exc_info=error, extra={"request_id": request_id})
@@ -280,7 +280,7 @@ async def _off_loop(compress: Callable[[], bytes]) -> bytes:
 
 
 class GzippedStream(PassedStream):
-    """A stream in gzip."""
+    """A stream compressed with gzip."""
 
     def __init__(self, plain: BodyStream) -> None:
         super().__init__(plain)
@@ -324,7 +324,7 @@ class ChunkedBody:
         #: True if the last ``feed`` stopped at its limit: there are undecoded chunks left.
         self.is_behind = False
         self._rest = b""
-        #: Bytes left of the chunk and its line end; None between chunks, negative in the trailers.
+        #: Bytes of the chunk and its line end that are still missing; None between chunks, negative in the trailers.
         self._left: int | None = None
         self._trailer_bytes = 0
 
@@ -396,7 +396,7 @@ class ChunkedBody:
 
     @staticmethod
     def _size(line: bytes) -> int:
-        """Return the bytes of the chunk and its line end; -1 for the last, empty chunk."""
+        """Return the size of the chunk including its line end; -1 for the last, empty chunk."""
         matched = _SIZE_LINE.fullmatch(line)
         if matched is None:
             raise MalformedBody(f"{line[:40].decode('latin-1')!r} is not the size of a chunk")

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 DATA_DIR = "PLAINSONG_STORAGE__DATA_DIR"
 _LOCAL = ("127.", "localhost", "[::1]")
 _MARKS = {"ok": "ok  ", "warning": "WARN", "bad": "BAD "}
-#: The largest difference from the daemon's clock that passes.
+#: Largest acceptable difference between our clock and the daemon's.
 SKEW_MS = 2_000
-#: How many topics' newest messages are compared with the clock.
+#: Maximum number of topics whose newest message is compared with the clock.
 MAX_TOPICS = 50
 
 
@@ -102,7 +102,7 @@ def report(
     hides_names: bool,
     as_json: bool,
 ) -> None:
-    """Prints the findings, and writes the bundle if there is a name for it. Raises CommandFailed if a check failed."""
+    """Prints the findings, and writes the bundle if ``bundle`` names a file. Raises CommandFailed if a check failed."""
     contents: list[str] = []
     held: dict[str, Any] = {}
     if bundle is not None:
@@ -198,7 +198,7 @@ def look_at_times(where: Where) -> list[Finding]:
 
 
 def look_at_copy(where: Where) -> list[Finding]:
-    """Reports how far the second copy of the store is, and how long its object store takes for a write."""
+    """Reports how far behind the second copy of the store is, and how long a write to its object store takes."""
     try:
         with where.client() as client:
             found = run_call(client, calls.replication())
@@ -217,7 +217,7 @@ def look_at_copy(where: Where) -> list[Finding]:
 
 
 def look_at_attention(where: Where) -> list[Finding]:
-    """Returns what needs attention at any instance, as warnings: ``doctor --check`` judges it, for monitoring."""
+    """Returns what needs attention at any instance, as warnings; monitoring uses ``doctor --check`` instead."""
     try:
         with where.client() as client:
             found = run_call(client, calls.attention())

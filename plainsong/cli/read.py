@@ -280,7 +280,7 @@ class StartOfEach:
 
 
 DEFAULT_LIMIT = 10
-#: The most that the daemon returns at once.
+#: The maximum that the daemon returns at once.
 MAX_LIMIT = 1_000
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.answers.topics import ReaderStats
 
     class _Reader(ReaderRow, ReaderStats):
-        """A reader, and what it has not read."""
+        """A reader, and the messages that it has not read."""
 
 
 @click.group(cls=VerbGroup)
@@ -135,7 +135,7 @@ def rm(topic: str, reader: str, as_json: bool, where: Where) -> None:
 
 
 def _found(client: Client, topic: str, name: str, *, creates: bool = True) -> ReaderRow:
-    """Returns the reader. Raises CommandFailed that names the nearest one, or how to create it."""
+    """Returns the reader. Raises CommandFailed, with a hint that names the nearest reader or how to create this one."""
     try:
         return client.admin.reader(topic, name)
     except TopicNotFound:

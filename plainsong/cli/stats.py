@@ -135,7 +135,7 @@ def _for_people(topic: str, found: _Stats) -> list[tuple[str, str]]:
 # --- top -------------------------------------------------------------------------------------------
 
 
-#: Most topics shown; each costs a request per refresh.
+#: Maximum number of topics shown; each costs a request per refresh.
 MAX_TOPICS = 200
 #: The longest page of a list of topics.
 MAX_PAGE = 500

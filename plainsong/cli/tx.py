@@ -111,7 +111,7 @@ def shown_state(state: str) -> str:
 
 
 DEFAULT_LIMIT = 100
-#: The most that the daemon returns at once.
+#: The maximum that the daemon returns at once.
 MAX_LIMIT = 1_000
 
 

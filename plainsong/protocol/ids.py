@@ -1,4 +1,4 @@
-"""Message ids: 20 bytes that sort as the topic does.
+"""Message ids: 20 bytes that sort in the topic's order.
 
     publish timestamp   8 bytes   milliseconds, i64 big-endian, never negative
     sequence id         2 bytes   u16, counts within the millisecond
@@ -61,7 +61,7 @@ def unpack_position(position: bytes) -> tuple[int, int]:
 
 
 def ordinal(position: bytes) -> int:
-    """A position as a number; it grows by one from row to row of a request."""
+    """A position as a number, which increases by one with each row of a request."""
     return int.from_bytes(position, "big")
 
 
@@ -144,12 +144,12 @@ def before(bound: bytes) -> bytes | None:
 def consecutive_ids(first_id: bytes, count: int) -> list[bytes]:
     """The ids of the ``count`` messages of one request in the message table, from ``first_id`` on.
 
-    Positions are consecutive; a full millisecond continues in the next one, as addition does.
+    Positions are consecutive; when a millisecond's sequence ids run out, the next millisecond's follow.
     """
     first = ordinal(first_id[:POSITION_BYTES])
     return [id_at(position_at(number)) for number in range(first, first + count)]
 
 
 def behind_position(position: bytes | None) -> str | None:
-    """Return the first id after a position of 10 bytes, in hex, from which a read gets the later messages."""
+    """Return the first id after a position of 10 bytes, in hex: the start for reading the messages after it."""
     return None if position is None else after(position + b"\xff" * (ID_BYTES - len(position))).hex()

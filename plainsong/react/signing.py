@@ -1,4 +1,4 @@
-"""Signatures of posts, by Standard Webhooks 1.0: with a secret, a receiver can verify that a post is ours and recent."""
+"""Signs posts as Standard Webhooks 1.0 specifies, so that a receiver with the secret can verify origin and age."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Signer:
-    """Signs posts with the secrets of a file, which is read again when it has changed.
+    """Signs posts with the secrets in a file, which is reread when it changes.
 
     Raises:
       InvalidParameter: the file cannot be read, or has no usable secret.

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 #: Raised for bytes that are not HTTP, and for a body that ends early.
 BROKEN_BODY = h11.RemoteProtocolError
 EVENT_STREAM = "text/event-stream"
-#: The most bytes of an answer's head.
+#: Maximum size of an answer's head, in bytes.
 MAX_HEAD_BYTES = 100 << 10
-#: The most bytes of one event, and of the body of a refusal.
+#: Maximum size of one event, and of the body of a refusal, in bytes.
 MAX_EVENT_BYTES = 16 << 20
 
 

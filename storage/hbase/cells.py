@@ -212,7 +212,7 @@ class Cells:
         return rows[0].columns[CELL].value if rows and CELL in rows[0].columns else None
 
     async def swap(self, key: bytes, before: bytes | None, after: bytes) -> bool:
-        """Replace ``before`` (None: no cell) by ``after``; return False if the cell has changed. Raises StoreError.
+        """Replace ``before`` (None: no cell) with ``after``; return False if the cell has changed. Raises StoreError.
 
         Also returns True if an earlier attempt, whose answer was lost, has replaced it.
         """

@@ -192,7 +192,7 @@ def pack(keys: Sequence[bytes], values: Sequence[bytes], stamp: Stamp, max_cell_
     """Pack rows with ascending keys into as few rows of HBase as the bound on cells allows.
 
     No later row may belong between two rows that are packed together. The rows of a generation or a pointer are written
-    in order; other rows are packed with direct neighbours only.
+    in order; other rows are packed only with direct neighbours.
     """
     if keys and _fits(keys, values, max_cell_bytes):
         yield _pack(keys, values, stamp)

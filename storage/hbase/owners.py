@@ -1,6 +1,6 @@
 """Owners of topics: the epochs of claims, and the head of a topic, which decides which of its commits count.
 
-Each topic has one head row, which is changed by compare-and-set only.
+Each topic has one head row, which is changed only by compare-and-set.
 
     head row   hash:u8 ns:topic:       in the message table, before the topic's messages
     cell h     the head                cell f epoch:u64    a fence, never changed after it was put
@@ -181,7 +181,7 @@ class Owners:
         return heads
 
     async def _swap(self, prefix: bytes, before: bytes | None, after: bytes) -> bool:
-        """Replace ``before`` by ``after``. Also True if an attempt whose answer was lost has done it."""
+        """Replace ``before`` with ``after``. Also True if an earlier attempt, whose answer was lost, has done so."""
         mutation = thrift.Mutation(column=HEAD, value=after)
         if await self._pool.call("checkAndPut", self._table, hashed(prefix), HEAD, before, mutation, {}):
             return True

@@ -240,7 +240,7 @@ def _plain(value: object) -> object:
 Fields = dict[str, object]
 #: Extras of message rows that are shown as separate fields.
 DESCRIBED_EXTRAS = frozenset((ATTRIBUTES, BATCH, INDEX, STAMP))
-#: How many sequence ids of a stamp are listed; all are counted.
+#: Maximum number of a stamp's sequence ids to list; all are counted.
 MAX_IDS = 20
 
 
@@ -323,7 +323,7 @@ def producers_fields(value: bytes) -> Fields:
 # --- write pointers and the transaction service ----------------------------------------------------
 
 
-#: How many keys of a change set are shown; all are counted.
+#: Maximum number of a change set's keys to show; all are counted.
 MAX_CHANGES = 20
 
 

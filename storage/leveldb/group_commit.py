@@ -1,4 +1,4 @@
-"""Group commit over all topics: waiting commits become one synced batch.
+"""Group commit across all topics: waiting commits become one synced batch.
 
 One thread writes. It takes all waiting commits, writes them as one batch, and continues with those that arrived during
 the write, without a turn of the event loop in between; one wake-up reports a group to the loop. LevelDB groups

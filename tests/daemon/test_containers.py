@@ -151,7 +151,7 @@ class Pod:
         (place / "data").mkdir()
 
     def at(self, text: str) -> str:
-        """Replace the container's paths by the local ones, and its port by a free one."""
+        """Replace the container's paths with local ones, and its port with a free one."""
         moved = re.sub(r"(?<![\w.])/(data|etc/plainsong)\b", rf"{self.place}/\1", text)
         return moved.replace("0.0.0.0:7420", "0.0.0.0:0")
 

@@ -40,7 +40,7 @@ async def unanswered(call):
 
 
 async def certainly(call):
-    """Retry at once until there is an answer: a replaced instance claims the topic again, replacing the other."""
+    """Retry at once until there is an answer: an instance that has lost the topic claims it back."""
     for _ in range(20):
         try:
             return await call()

@@ -52,12 +52,12 @@ STORE_LINES = (
     "storage/leveldb/open_tables.py",
     "storage/backup/cut.py",
 )
-#: A row, without a topic, that is written by commits that begin while the disk works on another commit.
+#: A row, without a topic, that is written by commits that begin while another commit is being written.
 _BESIDE = b"\x00nbeside:"
 _ALL = b"\xff" * 64
 #: Size limit for commits on the event loop: half of a volume of ``OPTIONS``.
 _INLINE_BYTES = 250
-#: Longer than a schedule, since time passes quickly while nothing else happens.
+#: Longer than any schedule: virtual time advances quickly while all tasks wait.
 _VIEW_S = 1e9
 #: A task's attempts to reopen the store after a failure before the disk is healed.
 _TRIES = 4
@@ -198,7 +198,7 @@ class StoreWorld(World):
         return found[0]
 
     def _begin_beside(self, claim: Any) -> None:
-        """Begin a commit while the disk works on another one."""
+        """Begin a commit while another one is being written."""
         self.beside += 1
         number = self.beside
 

@@ -82,7 +82,7 @@ class View:
         self._listeners.append(listener)
 
     def tell(self, there: list[str], lies: Mapping[TopicName, str]) -> None:
-        """Set the members that it sees from now on."""
+        """Set the members that the instance sees from now on."""
         self._there, self._owners = list(there), dict(lies)
         self._found.clear()
         self._lost.clear()

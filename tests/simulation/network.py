@@ -53,7 +53,7 @@ class Network:
                 end.cut()
 
     async def pass_on(self, sender: str, receiver: str) -> None:
-        """Wait for the time of a transmission between two places."""
+        """Wait as long as a transmission between two places takes."""
         await time_now().sleep(self.delay_s())
         while not self.passes(sender, receiver):
             await self.changed.wait()

@@ -78,7 +78,7 @@ class _Wanted:
     name: TopicName
     since: bytes
     room: int | None
-    """Messages it may still return; None: limited by the request only."""
+    """Messages it may still return; None: limited only by the request."""
     span: Span | None = None
     error: PlainsongError | None = None
     page: Page = field(default_factory=Page)

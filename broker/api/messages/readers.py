@@ -57,7 +57,7 @@ class NamedReader(NamedTuple):
 
 
 class NamedReaders:
-    """Readers that send their name in their polls; in memory only."""
+    """Readers that send their name in their polls; kept only in memory."""
 
     def __init__(self) -> None:
         self._topics: OrderedDict[TopicName, OrderedDict[str, NamedReader]] = OrderedDict()

@@ -65,7 +65,7 @@ STEP_S_EACH = 0.0002
 MAX_STEP_S = 10.0
 KINDS = ("topics", "transactions", "attention", "cluster")
 MAX_NAMED = 200
-#: How many open transactions are counted, and how many are listed.
+#: Maximum number of open transactions to count, and to list.
 MAX_OPEN = 1_000
 MAX_SHOWN = 100
 #: The client id of a transaction that was begun without one.

@@ -9,7 +9,7 @@ import { Attention } from "./attention.js";
 import { undelete } from "./mend.js";
 import { Viewer } from "./viewer.js";
 
-// Readers per page. The daemon counts for each of them.
+// Readers per page. The daemon counts messages for each of them.
 const READERS = 25;
 const SLOW_MS = 100;
 // Pause between two loads while messages are followed.
@@ -86,7 +86,7 @@ export class Topic extends Page {
     }
   }
 
-  // Load a page of readers and their lag, by name. After a slow count, wait ten times as long as it took.
+  // Load a page of readers and their lag, ordered by name. After a slow count, wait ten times as long as it took.
   async lag(wanted = false) {
     const rest = (this.countAgain ?? 0) - performance.now();
     if (!wanted && (this.counting || rest > 0)) {

@@ -69,7 +69,7 @@ export class Viewer extends Component {
     return this.query.get("follow") === "1";
   }
 
-  // New messages are added at the top only.
+  // New messages are added only at the top.
   get follows() {
     return this.following && this.newestFirst;
   }
@@ -158,7 +158,7 @@ export class Viewer extends Component {
     if (news?.more) this.searchOn(stats);
   }
 
-  // A search continues in steps, each shown as it ends; the page waits for the first step only.
+  // A search continues in steps, each shown as it ends; the page waits only for the first step.
   async searchOn(stats) {
     this.goOn = stats;
     if (this.searching) return;

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ExtendedConnect(Patch):
-    """Does not announce it: there are WebSockets over HTTP/1.1 only."""
+    """Does not announce it: WebSockets are supported only over HTTP/1.1."""
 
     def __init__(self, *others: Any, bounds: Http2Bounds) -> None:
         super().__init__(*others, bounds=bounds)

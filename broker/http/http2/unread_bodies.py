@@ -1,6 +1,6 @@
 """Patch: hypercorn waits for the application to read each part of a body, forever, even after it has ended.
 
-Nothing more would be read from the connection, whatever its other streams wait for.
+Meanwhile nothing would be read from the connection, so its other streams would stall.
 """
 
 from __future__ import annotations

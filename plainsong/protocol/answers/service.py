@@ -335,7 +335,7 @@ class RegisteredStandby(TypedDict):
 
 @component("Replication")
 class ReplicationState(TypedDict):
-    """The second copy of the store; without one, all but ``role`` is null."""
+    """The second copy of the store; without one, every field except ``role`` is null."""
 
     role: Literal["none", "primary", "standby"]
     to: str | None

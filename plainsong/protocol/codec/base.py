@@ -30,7 +30,7 @@ def cut(payload: bytes) -> Iterator[bytes]:
         yield payload[at : at + PIECE_BYTES]
 
 
-#: The most messages in one request; with a byte each, they take fifty times the memory of the body.
+#: Maximum number of messages in one request; with a byte each, they take fifty times the memory of the body.
 MAX_MESSAGES = 1 << 20
 #: The most values in all its lists and objects: four per message, the number that an item of JSON needs.
 MAX_VALUES = 4 * MAX_MESSAGES

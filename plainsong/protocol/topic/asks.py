@@ -358,7 +358,7 @@ class TopicChange:
 
 @dataclass(slots=True)
 class SetProperties(Ask[TopicChange]):
-    """Replace all properties by the client's: a decoded JSON object, or None."""
+    """Replace all properties with the client's: a decoded JSON object, or None."""
 
     given: object
     default_ttl_s: int = DEFAULT_TTL_S

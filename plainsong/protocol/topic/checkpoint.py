@@ -114,7 +114,7 @@ def forget_all_pointers(state: TopicState, step: Step) -> list[Delete]:
 
 
 def carry_pointers(state: TopicState, step: Step, generation: int, created_ms: int) -> list[Delete]:
-    """Replace the pointers of a deleted generation by entries in the next one that refuse writes under them.
+    """Replace the pointers of a deleted generation with entries in the next one that refuse writes under them.
 
     Otherwise a transaction could lose its first messages with the old generation, publish the rest in the next one,
     and commit half of its messages. Returns the operations that remove the rows of the old generation; the new rows

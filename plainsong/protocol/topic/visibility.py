@@ -52,7 +52,7 @@ class Delivery:
         Args:
           view: the reader's snapshot; None: everything is visible, including undecided and rolled back messages.
           with_pointers: pass each message's write pointer to ``_take``.
-          hidden_limit: the maximum of messages to count after one that holds the reader.
+          hidden_limit: how many messages to count at most after the one that blocks the reader.
         """
         self.span = span
         self.view = view

@@ -1,4 +1,4 @@
-"""Generates any number of audit messages like those of a platform; equal seeds give equal messages.
+"""Generates any number of audit messages like those of a real platform; the same seed gives the same messages.
 
 A few programs account for most runs, and a few datasets for most accesses. Runs overlap; each reads its inputs, writes
 its outputs, and accesses some datasets in unknown ways. People edit the metadata of what they own. Events are late and
@@ -44,7 +44,7 @@ class Program:
 
 @dataclass(frozen=True)
 class World:
-    """All users, datasets and programs; those at the start of a list are used most."""
+    """All users, datasets and programs; those at the start of a list are used most often."""
 
     namespace: str
     users: tuple[str, ...]
@@ -55,20 +55,20 @@ class World:
     _program_weights: tuple[float, ...]
 
     def some_user(self, rng: random.Random) -> str:
-        """A random user, the first ones more often."""
+        """A random user; earlier ones are more likely."""
         return rng.choices(self.users, cum_weights=self._user_weights)[0]
 
     def some_dataset(self, rng: random.Random) -> str:
-        """A random dataset, the first ones more often."""
+        """A random dataset; earlier ones are more likely."""
         return rng.choices(self.datasets, cum_weights=self._dataset_weights)[0]
 
     def some_program(self, rng: random.Random) -> Program:
-        """A random program, the first ones more often."""
+        """A random program; earlier ones are more likely."""
         return rng.choices(self.programs, cum_weights=self._program_weights)[0]
 
 
 def make_world(rng: random.Random) -> World:
-    """Make a platform; equal seeds of ``rng`` give equal platforms."""
+    """Make a platform; the same seed of ``rng`` gives the same platform."""
     datasets = [f"{layer}.{subject}" for layer in LAYERS for subject in SUBJECTS]
     programs = tuple(_program(rng, number) for number in range(PROGRAMS))
     rng.shuffle(datasets)
@@ -116,7 +116,7 @@ def _with(name: str, value: Any) -> Callable[[Fields], bytes]:
     return lambda fields: _json({**fields, name: value})
 
 
-#: Ways to spoil a good message, by the reason of the dead letter. No result has a line end.
+#: Ways to spoil a good message, by the reason that its dead letter gives. No result contains a newline.
 SPOILING: Final[dict[str, tuple[Callable[[Fields], bytes], ...]]] = {
     "not_utf8": (lambda fields: b"\xff\xfe" + _json(fields), lambda fields: _json(fields)[:-1] + b',"x":"\x80"}'),
     "not_json": (
@@ -171,10 +171,10 @@ def spoiled(rng: random.Random, fields: Fields) -> bytes:
 
 # --- generator -------------------------------------------------------------------------------------
 
-#: 2025-01-01; fixed, so that a seed gives the same messages on any day.
+#: 2025-01-01; fixed, so that a seed gives the same messages every day.
 START_MS: Final = 1_735_689_600_000
 SPAN_MS: Final = 30 * 86_400_000
-#: Shares of the messages.
+#: Fractions of the messages.
 METADATA_PART: Final = 0.04
 REPEATED_PART: Final = 0.002
 LATE_PART: Final = 0.05
@@ -203,10 +203,10 @@ class _Metadata:
 def payloads(
     messages: int, seed: int, *, bad: float = 0.0, start_ms: int = START_MS, span_ms: int = SPAN_MS
 ) -> Iterator[bytes]:
-    """Payloads in the order of their publication; a share ``bad`` of them cannot be read.
+    """Payloads in publication order; a fraction ``bad`` of them cannot be read.
 
     Args:
-      messages: their number, bad and repeated ones included.
+      messages: the number of payloads, including bad and repeated ones.
       start_ms, span_ms: the time of the events, in milliseconds since 1970.
     """
     rng = random.Random(seed)
@@ -223,7 +223,7 @@ def payloads(
 
 
 def _events(rng: random.Random, world: World, messages: int, start_ms: int, span_ms: int) -> Iterator[dict[str, Any]]:
-    """Endless events, about ``messages`` of them in the span."""
+    """Yield events without end; the first ``messages`` of them fill the time span."""
     runs: list[_Run] = []
     metadata: dict[str, _Metadata] = {}
     number = 0
@@ -253,7 +253,7 @@ def _events(rng: random.Random, world: World, messages: int, start_ms: int, span
 
 
 def _begin(rng: random.Random, world: World) -> _Run:
-    """A run with its future accesses, the last one first: reads, then writes, some of them repeated."""
+    """A run with its future accesses in reverse order: reads, then writes, some of them repeated."""
     program = world.some_program(rng)
     reads = [(name, "read") for name in program.inputs for _ in range(rng.choice((1, 1, 1, 2, 5)))]
     writes = [(name, "write") for name in program.outputs for _ in range(rng.choice((1, 1, 2)))]

@@ -229,7 +229,7 @@ def _cut_torn_ends(path: Path, attempt: Callable[[Path], Any]) -> Sequence[tuple
                 cut(file, start)
             return chosen
     except OSError as error:
-        # Not damage: it is unknown if leaving out a torn record would suffice.
+        # Not damage: it is unknown whether leaving out a torn record would be enough.
         raise opening_failed(error, path) from error
     return ()
 
