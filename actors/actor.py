@@ -5,7 +5,7 @@
       └────────── fall ◄─────────┘ the store failed, or another owner has claimed the rows
 
 *wait* for requests or the nearest deadline; *step*: the core decides, without waiting; *commit*: make its rows durable;
-*settle*: only then give the answers. Step, commit and settle are one turn, which needs no task: the actor's own task
+*settle*: only then send the answers. Step, commit and settle are one turn, which needs no task: the actor's own task
 serves only the load, the deadlines and the close. Requests that arrive during a commit go into the next one together:
 that is the group commit. If other instances may claim the rows, a turn that answers without writing first has the
 store check that the claim still holds, once for all of its requests.
@@ -131,13 +131,13 @@ class Actor(ABC, Generic[CoreT, StepT]):
         self.core: CoreT | None = None
         self.claim: Claim | None = None
 
-    # --- the task: load, deadlines, close; restart is the supervision's -------------------------------
+    # --- the task: load, deadlines, close (``Supervision`` restarts it) -------------------------------
 
     async def run(self, on_loaded: Callable[[], None] = lambda: None) -> None:
         """Claim, load, then serve the mailbox until it is closed and empty; call ``on_loaded`` before the first turn.
 
-        Raises what the store raises, after every request under way has its error. Deposed: another owner has claimed
-        the rows.
+        Raises what the store raises, after every request under way has received its error. Deposed: another owner has
+        claimed the rows.
         """
         core, claim = await self._load()
         self.core, self.claim, self._failure = core, claim, None
@@ -204,7 +204,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         self._mailbox.wake()
 
     def _wake_by(self, deadline_s: float | None) -> bool:
-        """Wake the task if it would sleep past ``deadline_s``. Return True if so."""
+        """Wake the task if it would sleep past ``deadline_s``; return True if it was woken."""
         is_early = deadline_s is not None and (self._deadline_s is None or deadline_s < self._deadline_s)
         if is_early:
             self.wake()
@@ -220,7 +220,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         return len(self._mailbox) > 0
 
     def turn_now(self) -> None:
-        """Take a turn for the waiting mail. During a turn or a load, which both end by starting one, only polls wait."""
+        """Take a turn for the waiting mail. During a turn or a load, which end by starting one, only park polls."""
         core, claim = self.core, self.claim
         if core is None or claim is None:
             return
@@ -325,7 +325,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         if not self._wake_by(self._next_deadline_s(core)) and self._has_mail():
             self._run_queue.soon(self)
         try:
-            # Begin the next commit before giving these answers, so that the disk does not idle.
+            # Begin the next commit before sending these answers, so that the disk does not idle.
             self._run_queue.run()
         finally:
             self._settle(core, step, turn.answers)
@@ -379,7 +379,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
             else:
                 ticket.settle(self._unavailable(why))
 
-    # --- while commits do not count in the second copy --------------------------------------------
+    # --- while the second copy does not confirm commits --------------------------------------------
 
     def turn_refused(self, refusal: Callable[[], PlainsongError]) -> None:
         """Refuse waiting requests that would change something; answer the others, if possible."""
@@ -390,7 +390,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
             self._refuse_in_turn(self.core, self._turn, refusal)
 
     def end_late(self, refusal: Callable[[], PlainsongError]) -> None:
-        """Answer the requests of the turn under way, whose commit does not count in time; the turn itself continues."""
+        """Answer the requests of a turn whose commit is not confirmed in time; the turn itself continues."""
         turn = self._turn
         if turn is None:
             return
@@ -416,7 +416,7 @@ class Actor(ABC, Generic[CoreT, StepT]):
         del core
         return None
 
-    # --- each actor's own -------------------------------------------------------------------------
+    # --- to be implemented by each actor ----------------------------------------------------------
 
     @abstractmethod
     async def _load(self) -> tuple[CoreT, Claim]:
@@ -452,11 +452,11 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     @abstractmethod
     def _settle(self, core: CoreT, step: StepT, answers: Answers) -> None:
-        """Give the answers, and report the step."""
+        """Send the answers, and report the step."""
 
     @abstractmethod
     async def _close(self, core: CoreT, claim: Claim) -> None:
-        """Answer requests in the core, and save what shortens the next load; the mailbox is closed and empty."""
+        """Answer requests in the core, and save what makes the next load faster; the mailbox is closed and empty."""
 
     @abstractmethod
     def _end(self, core: CoreT, error: Callable[[], PlainsongError]) -> None:
@@ -464,19 +464,19 @@ class Actor(ABC, Generic[CoreT, StepT]):
 
     @abstractmethod
     def _moved(self) -> NoOwner:
-        """Return the error for: another instance is the owner now; nothing happened."""
+        """Return the error for a request that had no effect because another instance is now the owner."""
 
     @abstractmethod
     def _fall_error(self) -> PlainsongError:
-        """Return the error for: the actor fell or ended while the request waited in it; nothing happened."""
+        """Return the error for a request that had no effect because the actor fell or ended while it waited."""
 
     @abstractmethod
     def _unavailable(self, why: str) -> PlainsongError:
-        """Return the error for: the store failed; nothing happened."""
+        """Return the error for a request that had no effect because the store failed."""
 
     @abstractmethod
     def _outcome_unknown(self, why: str) -> PlainsongError:
-        """Return the error for: the commit failed, and may have happened."""
+        """Return the error for a request whose commit failed, and may have happened nevertheless."""
 
 
 def as_ticket(ticket: Hashable) -> Ticket[Any]:
@@ -485,7 +485,7 @@ def as_ticket(ticket: Hashable) -> Ticket[Any]:
 
 
 def complete_all(answers: Answers) -> None:
-    """Give each ticket its answer. A caller whose notification raises does not keep others from their answers."""
+    """Give each ticket its answer. If notifying one caller raises, the others still get their answers."""
     for ticket, answer in answers:
         try:
             ticket.settle(answer)
@@ -500,7 +500,7 @@ def _shutting_down() -> ShuttingDown:
 class Supervision(ABC):
     """Keeps an actor running until its mailbox is closed or another owner has claimed the rows.
 
-    An actor that falls is started again from disk, at once and then with growing pauses.
+    An actor that falls is started again from disk, at once the first time, then with increasing pauses.
     """
 
     def __init__(self, mailbox: Mailbox, what: str, extra: Mapping[str, str] | None = None) -> None:
@@ -596,19 +596,19 @@ class Supervision(ABC):
 
     @property
     def _gone(self) -> Callable[[], PlainsongError]:
-        """The factory of the error for requests once the actor has ended, or is about to."""
+        """Makes the error for requests once the actor has ended, or is about to."""
         return self._moved if self.is_elsewhere else _shutting_down
 
-    # --- each kind of actor's own -----------------------------------------------------------------
+    # --- to be implemented by each kind of actor --------------------------------------------------
 
     @abstractmethod
     def _refuse(self, error: Exception) -> None:
-        """Refuse requests until the actor is loaded again; it fell ``_backoff.failures`` times since the last load."""
+        """Refuse requests until the actor is loaded again, after ``_backoff.failures`` falls since the last load."""
 
     @property
     @abstractmethod
     def _moved(self) -> Callable[[], NoOwner]:
-        """The factory of the error for: another instance is the owner now; nothing happened.
+        """Makes the error for requests that had no effect because another instance is now the owner.
 
         Not a bound method of this object: the mailbox stores it, and the reference cycle would keep both alive until
         the next collection.

@@ -1,9 +1,9 @@
 """The directory of open topics: opens them at first use, restarts their actors, and closes idle ones.
 
 The first caller makes a topic's entry synchronously, so a hundred first callers cause one load. An entry supervises its
-actor: when the actor falls it is started again from disk, at once and then with growing pauses; while the store does
-not answer, callers get an error instead of waiting. A closed entry leaves the directory before its actor ends, and its
-successor waits for that end, so a topic never has two writers.
+actor: when the actor falls it is started again from disk, at once the first time, then with increasing pauses; while
+the store does not answer, callers get an error instead of waiting. A closed entry leaves the directory before its actor
+ends, and its successor waits for that end, so a topic never has two writers.
 
 The directory opens only topics that this instance owns. When the view of the owners changes it closes the topics that
 other instances own now, and asks those instances to open them. If another instance has already claimed a topic, its

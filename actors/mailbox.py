@@ -155,7 +155,7 @@ class Mailbox:
         self.on_mail: Callable[[], object] | None = None
         #: Called with the ticket of a caller that was cancelled; set by the running actor.
         self.on_leave: Callable[[Ticket[Any]], object] = _drop_abandoned
-        #: The factory of the error for new requests; None while requests are accepted.
+        #: Makes the error for new requests; None while requests are accepted.
         self.closed_for: Callable[[], PlainsongError] | None = None
 
     def __len__(self) -> int:
@@ -406,7 +406,7 @@ class RunQueue:
         self.run_due()  # the server will no longer run these
 
     def begin(self) -> None:
-        """Note that the server is reading requests, and calls ``run_due`` afterwards."""
+        """Record that the server is reading requests, and will call ``run_due`` afterwards."""
         self._is_reading = True
 
     def soon(self, actor: RunnableActor) -> None:

@@ -53,7 +53,7 @@ class PointerIndex:
         self._mark = 0
         self._woken: OrderedDict[int | TopicName, int] = OrderedDict()
         self._forgotten = 0
-        #: Tasks that wait for the end of writes.
+        #: Tasks that wait for writes to end.
         self._quiet = trio.lowlevel.ParkingLot()
         self._closed = False
         #: Set by the service: its core, for transactions without a row yet. None if it is down, or on another instance.
@@ -106,13 +106,13 @@ class PointerIndex:
     # --- topics -----------------------------------------------------------------------------------
 
     def begin(self, name: TopicName, pointers: Iterable[int]) -> None:
-        """Note that a topic is about to write rows of these pointers."""
+        """Record that a topic is about to write rows under these pointers."""
         for pointer in pointers:
             self._topics.setdefault(pointer, set()).add(name)
             self._writing[pointer] = self._writing.get(pointer, 0) + 1
 
     def end(self, pointers: Iterable[int]) -> None:
-        """Note that the write has ended, successful or not."""
+        """Record that the write has ended, successfully or not."""
         for pointer in pointers:
             left = self._writing[pointer] - 1
             if left:
@@ -122,12 +122,12 @@ class PointerIndex:
         self._quiet.unpark_all()
 
     async def no_writes(self) -> None:
-        """Wait until no topic is writing rows of any pointer."""
+        """Wait until no topic is writing rows under any pointer."""
         while self._writing:
             await self._quiet.park()
 
     def drop(self, name: TopicName, pointers: Iterable[int]) -> None:
-        """Note that a topic no longer has rows about these pointers."""
+        """Record that a topic no longer has rows about these pointers."""
         for pointer in pointers:
             topics = self._topics.get(pointer)
             if topics is not None:
@@ -141,13 +141,13 @@ class PointerIndex:
         self.drop(name, [pointer for pointer, names in self._topics.items() if name in names])
 
     def take_decided(self, name: TopicName) -> list[int]:
-        """Return the pointers decided since the last call that the topic may have rows about."""
+        """Return the pointers that the topic may have rows about and that were decided since the last call."""
         return self.decided_topics.pop(name, [])
 
     # --- the authority ----------------------------------------------------------------------------
 
     def topics_of(self, pointers: Iterable[int]) -> set[TopicName]:
-        """Return the topics that have, or are about to have, rows of any of these."""
+        """Return the topics that have, or are about to have, rows under any of these."""
         found: set[TopicName] = set()
         for pointer in pointers:
             found |= self._topics.get(pointer, set())
@@ -170,17 +170,17 @@ class PointerIndex:
         return oldest
 
     def busy(self, pointers: Iterable[int]) -> bool:
-        """Return True if a topic is writing rows of any of these."""
+        """Return True if a topic is writing rows under any of these."""
         return any(pointer in self._writing for pointer in pointers)
 
     async def quiet(self, pointers: Iterable[int]) -> None:
-        """Wait until no topic is writing rows of these."""
+        """Wait until no topic is writing rows under these."""
         wanted = tuple(pointers)
         while self.busy(wanted):
             await self._quiet.park()
 
     def decided(self, pointers: Iterable[int]) -> None:
-        """Note that these are durably committed or aborted: topics may forget them, and waiting polls continue."""
+        """Record that these are durably committed or aborted: topics may forget them, and waiting polls continue."""
         for pointer in pointers:
             for name in self._topics.pop(pointer, ()):
                 self.decided_topics.setdefault(name, []).append(pointer)
@@ -259,10 +259,10 @@ class PointerIndex:
 
 
 class PointerLocations(Protocol):
-    """The topics that have, or are about to have, rows of a pointer; ``PointerIndex`` covers this instance's topics."""
+    """The topics that have, or are about to have, rows under a pointer; ``PointerIndex`` has those of this instance."""
 
     def topics_of(self, pointers: Iterable[int]) -> set[TopicName]:
-        """Return the topics that have, or may have, rows of any of these."""
+        """Return the topics that have, or may have, rows under any of these."""
         ...
 
     def oldest_by_topic(self) -> Mapping[TopicName, int]:
@@ -336,9 +336,9 @@ class ClusterPointerLocations:
 # Topics of this instance are enlisted with the transaction service, each for as long as this instance owns it.
 #
 #     term      the time from a claim of a topic to its end; the next term begins without enlistments
-#     enlist    a request to the service within a term; the answer is valid for that term only, and only if the topic
+#     enlist    a request to the service within a term; the answer is valid only for that term, and only if the topic
 #               has not closed the pointer since the request
-#     close     requested by the service before it decides: the topic drops the pointer, and ignores answers under way
+#     close     requested by the service before it decides: the topic drops the pointer, and ignores answers in flight
 #
 # Once a topic has answered a close, either this owner is still in its term, and writes nothing more under the pointer;
 # or another instance has claimed the topic, and its term has no such enlistment.
@@ -374,7 +374,7 @@ class Term:
         return self._pointers.get(pointer, (pointer,))
 
     def close(self, pointers: Iterable[int]) -> None:
-        """Withdraw enlistments; answers under way are ignored."""
+        """Withdraw enlistments; answers in flight are ignored."""
         for pointer in pointers:
             self._pointers.pop(pointer, None)
             self._requests.pop(pointer, None)

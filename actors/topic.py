@@ -393,5 +393,5 @@ def only_adds(turn: Turn[Step]) -> bool:
 
 
 def topic_moved(name: TopicName) -> NoOwner:
-    """Return the error for: another instance owns the topic, or is about to; nothing happened."""
+    """Return the error for a request that had no effect because another instance owns the topic, or is about to."""
     return NoOwner(f"another instance owns topic {name}", hint="nothing happened; retry")

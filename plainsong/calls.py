@@ -395,9 +395,7 @@ def is_missing_reader(error: NotFound) -> bool:
 
 
 def publish(namespace: str, topic: str, request: PublishRequest, *, retry_unknown: bool = False) -> Call[Receipt]:
-    """``POST /{t}/publish``, answered with a receipt. Uses codec version 1 where possible: the daemon decodes it
-    faster.
-    """
+    """``POST /{t}/publish``, answered with a receipt. Prefers codec version 1, which the daemon decodes faster."""
     codec = avro_of(request)
     count = len(request.messages)
 

@@ -1,4 +1,4 @@
-"""Settings and fixtures of all rings: their order, the search of hypothesis, and quiet logs."""
+"""Settings and fixtures of all rings: the order of the rings, Hypothesis profiles, and quiet logs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pytest_collection_finish() -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Let SIGTERM end the run, and everything that fixtures have started.
 
-    Ctrl-C alone may only fail one test: pytest-trio takes a KeyboardInterrupt for an error of the test.
+    Ctrl-C alone may only fail one test: pytest-trio treats a KeyboardInterrupt as an error of the test.
     """
 
     def end(number: int, _: object) -> None:
@@ -70,7 +70,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         signal.raise_signal(signal.SIGINT)
 
     signal.signal(signal.SIGTERM, end)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts background jobs; programs inherit it
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # set by shells for background jobs, and inherited
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

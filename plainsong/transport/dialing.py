@@ -92,7 +92,7 @@ def look_up(host: str, port: int, timeout_s: float, dialing: Dialing | None = No
 
 
 def no_thread(host: str, error: RuntimeError) -> OSError:
-    """The error for: no thread could be started to resolve ``host``. The next attempt may find one."""
+    """The error if no thread could be started to resolve ``host``. The next attempt may succeed."""
     return OSError(f"the name {host} was not resolved: {error}; a URL with an IP address needs no thread")
 
 

@@ -153,14 +153,14 @@ class _PageSize:
         return retry.attempt_s if self.rows == 1 else min(retry.attempt_s, timeout_s / _ATTEMPTS)
 
     def failed(self) -> None:
-        """Note that an attempt with this many rows failed: try a quarter of them, then one."""
+        """Record that an attempt with this many rows failed: next request a quarter of them, then one."""
         before = self.rows
         self._most = self.rows = 1 if self._has_failed else max(1, self.rows // _GROWTH)
         self.is_last_resort = self.rows == 1 < before
         self._has_failed, self._good_pages = True, 0
 
     def read(self, page: list[ScannedRow]) -> None:
-        """Note that a page arrived: ask for more rows, within the bounds of a page's size."""
+        """Record that a page arrived: next request more rows, within the bounds of a page's size."""
         each = sum(len(value) for row in page for value in row.columns.values()) // len(page) + 1
         self._good_pages += 1
         if self._good_pages == _GOOD_PAGES:

@@ -53,16 +53,16 @@ class Shipper(Protocol):
         ...
 
     def opened(self, number: int) -> None:
-        """Note that the tables were opened, and that their last batch has this number."""
+        """Record that the tables were opened, and that their last batch has this number."""
 
     def numbered(self, number: int) -> None:
-        """Note that a batch with this number may become visible from now on."""
+        """Record that a batch with this number may become visible from now on."""
 
     def hand_over(self, batch: Handed) -> None:
         """Take a batch."""
 
     def write_failed(self, number: int) -> None:
-        """Note that a write failed, and that the last batch that is certainly durable has this number."""
+        """Record that a write failed, and that the last batch that is certainly durable has this number."""
 
 
 def keys_of(rows: Sequence[Put | Delete], rolled_back: Sequence[Row]) -> Keys:

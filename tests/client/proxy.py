@@ -131,7 +131,7 @@ class Proxy:
             return doom[0] if doom else self.then.pop(0) if self.then else self.mode
 
     def _note_arrival(self, far: socket.socket) -> None:
-        """Note that a connection's due answer, or the connection's end, has arrived."""
+        """Record that a connection's due answer, or the connection's end, has arrived."""
         with self._changed:
             self._due.discard(far)
             self._changed.notify_all()

@@ -24,7 +24,7 @@ from tests.tls_proxy import TlsProxy
 
 #: Enough topics for each instance to own some: by chance, an instance owns none in 1 of 60 000 runs.
 TOPICS = [f"t{number}" for number in range(30)]
-#: Longer than the machine stalls, since a stall would move topics; a test that kills an instance waits as long.
+#: Longer than any stall of the machine, which would move topics; a test that kills an instance waits this long.
 SESSION_TIMEOUT_S = 10
 GRANTS = """format = 1
 [[grant]]
@@ -210,7 +210,7 @@ def test_no_instance_talks_unencrypted_or_links_without_the_secret(secured):
 def test_an_instance_with_another_secret_takes_no_topic_out_of_service(secured):
     stranger = secured.start("d", secured.secret_file("other"))
     stranger.wait_for_line("another cluster.secret_file, nothing is owned")
-    with ThreadPoolExecutor(len(TOPICS)) as threads:  # each is answered after a search of two seconds for an owner
+    with ThreadPoolExecutor(len(TOPICS)) as threads:  # each is answered after two seconds of looking for an owner
         forged = [
             threads.submit(secured.ask, stranger, "POST", topic(name, "/publish"), {"messages": ["forged"]})
             for name in TOPICS

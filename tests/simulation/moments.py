@@ -2,7 +2,7 @@
 
 The judge tests the promise, not the code. A read as of a moment shows, in the topic's order, messages without a pointer
 that were published by then, and messages of transactions that were committed by then (``decidedMs``). It shows the same
-at any time, at any instance, however often it is repeated.
+messages whenever, wherever and however often it is repeated.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Look:
 
 @dataclass(slots=True)
 class Notes:
-    """All records."""
+    """Everything recorded during a history."""
 
     looks: list[Look] = field(default_factory=list)
     decided_ms: dict[int, int] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class Traveller:
                 await self.look(topic, at_ms)
 
     async def _moment(self) -> int:
-        """Return a moment that was read before, the time of a commit or message, a clock's time, or just before one."""
+        """Return a moment read before, the time of a commit, a message or a clock, or just before such a time."""
         chance = self.rng.random()
         history, notes = self.stage.history, self.stage.moments
         committed = [each for each in history.transactions if each.committed_s < inf]
@@ -222,7 +222,7 @@ async def return_to(stage: SimulatedStage, seed: int) -> None:
             told = await at_last(stage, partial(voice.tell, "GET", f"{TX}/{transaction.id}"))
             if told["decidedMs"] is not None:
                 stage.moments.decided_ms[transaction.id] = int(told["decidedMs"])
-        # A moment that was answered once is answered forever, even by an owner whose clock is earlier.
+        # A moment that was answered once is answered forever, even by an owner whose clock is behind.
         known = sorted({(each.topic, each.at_ms) for each in stage.moments.looks})
         for topic, at_ms in Random(seed).sample(known, min(len(known), 12)):
             for instance in stage.cluster.instances:

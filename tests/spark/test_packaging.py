@@ -1,4 +1,4 @@
-"""Which modules import Spark, and the errors if a part of it is missing."""
+"""Tests which modules import Spark, and the errors if a part of it is missing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(python: Path, *arguments: str, **environ: str) -> tuple[int, str]:
 
 
 def test_no_file_of_a_job_hides_a_module_that_others_import():
-    """spark-submit puts the folder of what it runs in front of everything else."""
+    """spark-submit puts the folder of the program that it runs first on the import path."""
     others = sys.stdlib_module_names | packages_distributions().keys()
     for folder in [each.parent for each in (ROOT / "pyspark_plainsong" / "pipeline").glob("*/__main__.py")]:
         stems = {path.stem for path in folder.iterdir() if path.stem.isidentifier() and path.stem[0] != "_"}
@@ -52,7 +52,7 @@ def modules(errors: str) -> set[str]:
 
 
 def imported(errors: str) -> set[str]:
-    """Their packages."""
+    """The packages of these modules."""
     return {name.partition(".")[0] for name in modules(errors)}
 
 

@@ -1,4 +1,4 @@
-"""Setting rows aside over HTTP: the way out when damaged rows stop the readers of a topic."""
+"""Setting rows aside over HTTP: the remedy when damaged rows stop the readers of a topic."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 SILENT_S = 20.0
 #: Values of ``?topic=`` for data that belongs to no topic.
 SERVICE, METADATA = "service", "metadata"
-#: Processor time to send an object.
+#: Processor time to send a byte of an object.
 SEND_S_PER_BYTE = 6e-9
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -255,7 +255,7 @@ class Backups:
 
 @contextmanager
 def _naming(about: str) -> Iterator[None]:
-    """Add the topic, and the way out, to an error about damaged rows."""
+    """Add the topic and a remedy to an error about damaged rows."""
     try:
         yield
     except Unreadable as error:

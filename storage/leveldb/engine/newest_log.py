@@ -97,7 +97,7 @@ class NewestLog:
         self._refused = False
 
     def begins(self) -> None:
-        """Note that a batch begins; ``take`` announces its size."""
+        """Record that a batch begins; ``take`` announces its size."""
         self._unknown += 1
 
     def take(self, size: int) -> None:
