@@ -105,7 +105,7 @@ class Traces:
         span.end(ended_ns)
 
     async def aclose(self) -> None:
-        """Send waiting spans, for ``CLOSE_S`` at most, and shut down."""
+        """Send waiting spans, for at most ``CLOSE_S``, and shut down."""
         with trio.move_on_after(CLOSE_S, shield=True):
             await in_thread(self._provider.shutdown, abandon_on_cancel=True, max_wait_s=inf)
 

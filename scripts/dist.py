@@ -3,7 +3,7 @@
     python scripts/dist.py [FOLDER]      wheels in FOLDER, by default dist, each with its SBOM (CycloneDX) next to it
 
 Each has its own ``etc/dist/*/pyproject.toml``. The script copies the distribution's packages next to it, and runs
-setuptools to build a wheel. The time in the wheels is that of the last commit, so building twice gives equal bytes.
+setuptools to build a wheel. The time in the wheels is that of the last commit, so building twice gives identical files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def build(kind: str, folder: Path) -> Path:
 
 
 def check(kind: str, wheel: Path) -> subprocess.CompletedProcess[str]:
-    """What check-wheel-contents says of a wheel, by the settings in the distribution's ``pyproject.toml``."""
+    """Run check-wheel-contents on a wheel, with the settings in the distribution's ``pyproject.toml``."""
     settings = ROOT / "etc/dist" / kind / "pyproject.toml"
     command = [sys.executable, "-m", "check_wheel_contents", "--config", str(settings), str(wheel)]
     return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
@@ -55,7 +55,7 @@ def built_s() -> int:
 
 
 def _last_commit() -> str:
-    """When it was made, in seconds since 1970."""
+    """The time of the last commit, in seconds since 1970."""
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip() or EPOCH  # noqa: S603
@@ -66,7 +66,7 @@ def _last_commit() -> str:
 def main() -> None:
     """The command line."""
     sys.path.insert(0, str(ROOT))
-    from scripts import sbom  # its library is a development dependency; callers of ``build`` alone do without it
+    from scripts import sbom  # its library is a development dependency, which ``build`` does not need
 
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "dist").resolve()
     for kind in KINDS:

@@ -1,7 +1,7 @@
 """Writes a wheel's bill of materials, as CycloneDX 1.6, next to it; ``make dist`` calls it for each wheel.
 
 The versions are those of this environment, which is installed from the lock files. Time and serial number are derived
-from the last commit and the wheel, so writing it twice gives equal bytes.
+from the last commit and the wheel, so writing it twice gives identical files.
 """
 
 from __future__ import annotations

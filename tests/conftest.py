@@ -62,7 +62,7 @@ def pytest_collection_finish() -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Let SIGTERM end the run, and everything that fixtures have started.
 
-    Ctrl-C alone may only fail one test: pytest-trio treats a KeyboardInterrupt as an error of the test.
+    Ctrl-C alone may fail only one test: pytest-trio treats a KeyboardInterrupt as an error of the test.
     """
 
     def end(number: int, _: object) -> None:

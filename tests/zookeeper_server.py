@@ -99,7 +99,7 @@ class ZooKeeperServer:
             return b""
 
     def kill(self) -> None:
-        """Send SIGKILL, which also ends a frozen server, and wait for its end."""
+        """Send SIGKILL, which also ends a frozen server, and wait for the process to exit."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

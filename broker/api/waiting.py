@@ -228,7 +228,7 @@ class _Metered(PassedStream):
     """A stream whose bytes are charged as they are sent.
 
     Args:
-      pause_s: charges a piece, and returns how long the next one has to wait.
+      pause_s: charges a piece, and returns how long to wait before the next one.
       waits: delay the next piece; False for the answer to a poll, where the next poll waits instead.
     """
 
@@ -244,7 +244,7 @@ class _Metered(PassedStream):
             await trio.sleep(pause_s)
             self._left_s -= pause_s
             if self._left_s > 0:
-                return PING  # so that the client does not take the pause for the end
+                return PING  # so that the client does not mistake the pause for the end
         piece = await anext(self._pieces)
         self._left_s = self._pause_s(len(piece))
         return piece

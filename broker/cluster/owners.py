@@ -46,7 +46,7 @@ class ForwardingMetrics(Protocol):
 
 
 class ViewListener(Protocol):
-    """Receives changes of the cluster's view."""
+    """Receives changes to the cluster's view."""
 
     def on_view_change(self) -> None:
         """Called when the view of the cluster has changed. Must not raise."""

@@ -1,4 +1,4 @@
-"""``plainsong backup``: backups of a running deployment, and stores made of them."""
+"""``plainsong backup``: backups of a running deployment, and stores restored from them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from storage.backup.files import BackupFiles
     from storage.hbase.settings import HBaseConfig
 
-#: Limit of a request to an object store, unless it is given.
+#: Default time limit of a request to an object store.
 TIMEOUT_S = 30.0
 _FOLDER = click.argument("folder", metavar="DIR")
 _TIMEOUT = click.option(
@@ -52,7 +52,7 @@ _TIMEOUT = click.option(
     show_default=True,
     help="Seconds per request to an object store.",
 )
-#: The beginnings of places that are not folders of this machine.
+#: Prefixes of locations that are not folders on this machine.
 _REMOTE = ("s3://", "gs://", "az://")
 _FILE = "file:"
 #: Attempts to read a page whose rows change while it is read, on a store without snapshots.
@@ -156,7 +156,7 @@ def create(folder: str, without_damaged: bool, as_json: bool, where: Where) -> N
 
 
 def _warn_of_left_out(manifest: Mapping[str, Any]) -> None:
-    """Warn of each range that a backup lacks."""
+    """Warn about each range missing from a backup."""
     for each in manifest.get("leftOut", ()):
         whose = "" if each["topic"] is None else f"{each['topic']}: "
         whole = " (the whole topic is left out)" if each["topic"] is not None and each["table"] == "metadata" else ""
@@ -195,7 +195,7 @@ class Making:
         return {**begun, "topics": topics, "service": service, "metadata": metadata, **left_out}
 
     def _leave_out(self, topic: str | None, answer: Mapping[str, Any]) -> None:
-        """Record the ranges that an answer lacks; two pages may name the same range."""
+        """Record the ranges missing from an answer; two pages may name the same range."""
         for each in answer.get("leftOut", ()):
             place = {"topic": topic, **each}
             if self.left_out is not None and place not in self.left_out:
@@ -227,7 +227,7 @@ class Making:
         return {**topic, "line": line, "messages": messages, "bytes": size, "objects": objects}
 
     def _pages(self, about: str) -> tuple[list[dict[str, Any]], str | None]:
-        """Read and return all objects of a topic, and its line."""
+        """Read and return all objects of a topic, and its ``line`` from the last page."""
         found: list[dict[str, Any]] = []
         line: str | None = None
         for page in pages(partial(self._page, about)):
@@ -386,7 +386,7 @@ def _findings(manifest: Mapping[str, Any], found: Verified) -> Iterator[str]:
 
 
 def _held(topic: str | None, messages: int, from_ms: int | None, to_ms: int | None) -> str:
-    """Describe an object's content for people."""
+    """Describe an object's content in words."""
     times = "" if from_ms is None else f" from {show_time(from_ms)} to {show_time(to_ms or 0)}"
     what = f"{counted(messages, 'message')}{times}" if messages else "rows of metadata or stored payloads"
     return f"{topic or 'no topic'}: {what}"
@@ -515,7 +515,7 @@ async def _restore(
     origin += "" if request.renamed is None or request.topics is None else f" {request.topics[0]}"
     async with open_named(url, settings, make=True) as target:
         asked = CopyRequest(origin, request.wanted)
-        # A resumed run makes the same rows as the first one, since it may have to compare them.
+        # A resumed run produces the same rows as the first run, since it may have to compare them.
         before = await copy_row(target)
         begun_ms = before.begun_ms if before is not None and before.is_same(asked.row()) else present_ms
         source = await RestoredStore.open(kept, manifest, request, begun_ms)
@@ -534,8 +534,8 @@ SKEW_MS = 60_000
 def _present_ms(kept: BackupFolder, given_ms: int | None) -> int:
     """Return a time later than every id assigned so far, for new ids to start from. Raises CommandFailed.
 
-    A clock that is behind a backup's says nothing about ids assigned since. If it is behind by ``SKEW_MS`` at most, it
-    is assumed not to be further off than that.
+    A clock that is behind the time of a backup says nothing about ids assigned after the backup. If it is behind by at
+    most ``SKEW_MS``, its error is assumed to be no larger than that.
     """
     present_ms = now_ms() if given_ms is None else given_ms
     cuts, _ = kept.manifests()

@@ -1,4 +1,4 @@
-"""Finds the tokens or grants file of a command: that of ``--file``, or else the one that the settings name."""
+"""Finds the tokens or grants file of a command: the one given by ``--file``, or else by the settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def file_options(what: str) -> Callable[[F], F]:
-    """Add ``--file``, ``--config`` and ``--set``, as ``chosen_file`` takes them."""
+    """Add the options ``--file``, ``--config`` and ``--set``, whose values ``chosen_file`` takes."""
     options = (
         click.option("--file", type=click.Path(path_type=Path), help=f"The {what} file."),
         click.option(

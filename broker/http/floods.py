@@ -39,7 +39,7 @@ class FrameAllowance:
 
 
 class CountedWarning:
-    """A warning about clients' behaviour: logged at once the first time, then once a minute at most, with a count."""
+    """A warning about clients' behaviour: logged at once the first time, then at most once a minute, with a count."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -164,7 +164,7 @@ class Reactor:
         self._epoll.register(self._waker, _RINGS)
         self._members: dict[int, Member] = {}
         self._again: deque[Member] = deque()
-        #: Members idle for ``keep_alive_s`` at most, and members whose current request has an incomplete body.
+        #: Members idle for at most ``keep_alive_s``, and members whose current request has an incomplete body.
         self.resting = Deadlines[Member](keep_alive_s, lambda member: member.give_up())
         self.gathering = Deadlines[Member](GATHER_S, lambda member: member.wake())
 

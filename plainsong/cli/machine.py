@@ -236,7 +236,7 @@ class Mount:
 
 
 def measure_sync(directory: Path) -> SyncTimes:
-    """Writes and syncs for a second at most, in a separate file that it removes.
+    """Writes and syncs for at most a second, in a separate file that it removes.
 
     Raises:
       OSError: the directory cannot be written to.

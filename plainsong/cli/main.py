@@ -186,7 +186,7 @@ def _load(point: EntryPoint) -> click.Command:
 
 
 def _misfit(point: EntryPoint) -> CommandFailed | None:
-    """The distributions are built from one tree and share its inner interfaces: they fit at one version only."""
+    """The distributions are built from one tree and share its inner interfaces: they fit only at the same version."""
     dist = point.dist
     if dist is None or dist.name not in {name for _, name in ELSEWHERE.values()} or dist.version == __version__:
         return None

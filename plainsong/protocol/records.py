@@ -112,7 +112,7 @@ class Metadata:
 
     @staticmethod
     def is_of_deleted(value: bytes) -> bool:
-        """True if a row is that of a deleted topic; a seventh of the work of ``decode``. Raises DamagedRow."""
+        """True if a row is that of a deleted topic; takes a seventh of the time of ``decode``. Raises DamagedRow."""
         return "d" in unpack_record(value, "metadata")
 
     @classmethod
@@ -269,7 +269,7 @@ def _bucket(value: object) -> list[int]:
 
 
 class Packed(bytes):
-    """A value of a record that is already packed."""
+    """The value of a record's field, already packed."""
 
     @classmethod
     def map(cls, pairs: Collection[bytes]) -> Packed:

@@ -3,7 +3,7 @@
 Each topic has one head row, which is changed only by compare-and-set.
 
     head row   hash:u8 ns:topic:       in the message table, before the topic's messages
-    cell h     the head                cell f epoch:u64    a fence, never changed after it was put
+    cell h     the head                cell f epoch:u64    a fence, never changed once put
     cells k    the kinds of system rows that the topic may have, see ``layout``
 
 An instance that claims a topic takes an epoch above all earlier ones of the topic, and puts it into the head: from then
@@ -80,7 +80,7 @@ class Owners:
         raise StoreError(f"topic {name} is being claimed by many instances at once", hint="try again")
 
     async def _keep_fence(self, prefix: bytes, head: Head) -> None:
-        """Copy what the head is about to drop to a fence, which stays correct whichever instance claims next."""
+        """Save in a fence what the head is about to drop. The fence stays correct whichever instance claims next."""
         if head.last.serial and head.before.epoch:
             column = FENCE + encode_epoch(head.before.epoch)
             mutation = thrift.Mutation(column=column, value=encode_serial(head.before.serial))
@@ -139,7 +139,7 @@ class Owners:
                 now = await self.read(prefix)
             except NoConnectionFree as error:  # only the check did not happen; the commit may have
                 raise StoreError(error.detail, hint=error.hint) from error
-            if now.last != after.last:  # otherwise an attempt whose answer was lost has done it
+            if now.last != after.last:  # otherwise an earlier attempt, whose answer was lost, has done it
                 self._heads.pop(prefix, None)
                 raise _deposed(
                     claim, happened=None if attempts > 1 and now.outcome_of(after.last) is not False else False
@@ -202,7 +202,7 @@ class Owners:
 
 
 def encode_epoch(epoch: int) -> bytes:
-    """Return the end of a fence's column."""
+    """Return the part of a fence's column name that follows ``FENCE``."""
     return _EPOCH.pack(epoch)
 
 
@@ -226,8 +226,7 @@ def _head_in(columns: Mapping[bytes, bytes]) -> Head:
 # --- epochs ----------------------------------------------------------------------------------------
 #
 # Instances take epochs from one counter in blocks, so that a thousand claims do not contend for one row.
-#
-# An epoch is used for one claim only. A claim needs an epoch above all earlier ones of its topic, the last of which is
+# An epoch is used for only one claim. A claim needs an epoch above all earlier ones of its topic, the last of which is
 # in the head: an instance drops the rest of a block that others have overtaken. Claims of names without a namespace
 # (the services) take theirs from the counter itself, because their writes to ``cells.Cells`` are ordered by epochs
 # alone.

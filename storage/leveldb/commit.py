@@ -50,7 +50,7 @@ PREPARE_AT = 0.6
 MAX_OVERFULL = 2
 #: Bytes that the rollbacks of a group may read together. Bounds the time of one commit step and the memory it takes.
 STEP_BYTES = 2 << 20
-#: Added to the size of each row, so that a step has 2048 rows at most, which takes about 10 ms.
+#: Added to the size of each row, so that a step has at most 2048 rows, which takes about 10 ms.
 STEP_ROW_BYTES = 1024
 _ROW_OPERATIONS = (Put, Delete)
 
@@ -146,7 +146,7 @@ class Committer:
         ``NothingWritten`` if the newest volume is far too full and the next one cannot be made.
 
         Args:
-          while_syncing: called while the disk syncs, once at most, if the group is one batch of puts. It must not
+          while_syncing: called while the disk syncs, at most once, if the group is one batch of puts. It must not
             raise.
 
         Raises:

@@ -58,7 +58,7 @@ QUICK_CALLS = 1000
 
 
 class GroupCommit(trio.abc.Instrument):
-    """The queue in front of the database, with one commit per writing task at most, and the thread that empties it.
+    """The queue in front of the database, with at most one commit per writing task, and the thread that empties it.
 
     It is an instrument of the event loop, so that completed commits are delivered when the loop returns from the
     kernel, before any task runs, and the thread wakes the loop only if it sleeps.

@@ -1,4 +1,4 @@
-"""The input of the commit: commits, and changes of the set of volumes as operations in them.
+"""The input of the commit: commits, and changes to the set of volumes as operations in them.
 
 Plain values. ``storage.leveldb.commit`` carries them out.
 """

@@ -286,7 +286,7 @@ def _copy(
 
 
 def _change_again(keeper: Keeper, sources: Sequence[Volume], target: Volume, database: Database) -> bool:
-    """Repeat changes of the sources since the copy in the target, durably. Returns True if there were any.
+    """Repeat in the target, durably, the changes made to the sources since the copy. Returns True if there were any.
 
     The batch is written even if it is empty: it fails if the copied rows are not in a synced table.
     """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: The tables whose rows are in volumes.
 TABLES = (Table.MESSAGE, Table.PAYLOAD)
-#: First byte of the journal's keys; the number of the commit's entry follows. The value is its changes of the metadata.
+#: First byte of the journal's keys; the number of the commit's entry follows. The value is its changes to the metadata.
 JOURNAL = b"\x00"
 AFTER_JOURNAL = b"\x01"
 #: Larger volumes are not read through for their index: first and last keys are looked up, and rows are estimated.

@@ -1,4 +1,4 @@
-"""Messages of the store that are requested repeatedly: read twice at most, never stale, never over their bound."""
+"""Messages of the store that are requested repeatedly: read at most twice, never stale, never over their bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small changes of the protocol's code that a programmer might make: `<` for `<=`, an omitted value, a superfluous
+"""Small changes to the protocol's code that a programmer might make: `<` for `<=`, an omitted value, a superfluous
 `not`.
 
 mutmut makes the changes inside functions. Changes to texts for people, and to expressions inside these, are left out: a

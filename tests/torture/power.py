@@ -7,7 +7,7 @@ The file system is assumed to keep a journal, as ext4, XFS and Btrfs do:
   its last block may be torn, or a block of zeros may be in the middle. If the file had been extended before
   (``ftruncate``), any of its sectors may survive, and the others read as before;
 * names are created, changed and removed in order, so a prefix of all these changes survives. A sync of a file or
-  directory makes all changes of its names durable, and all earlier changes.
+  directory makes all changes to its names durable, and all earlier changes.
 
 ``docs/stores.md`` states that the store relies on the second point.
 """

@@ -1,4 +1,4 @@
-"""Waits of committed readers for a decision about a message.
+"""Lets committed readers wait for a decision about a message.
 
     woken by                     through
       a decision, a rollback       ``PointerIndex.wake`` of the pointer
@@ -6,7 +6,7 @@
       the message's expiry         a deadline, by the clock; a clock that jumps ahead wakes all readers
       the daemon's shutdown        ``PointerIndex.close``
 
-The reader then looks again, and may find that the same message still holds it.
+The reader then checks again, and may find that the same message still holds it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from plainsong.protocol.page import Held
 
-#: A reader looks again after this time if no wake-up is possible. That applies to a pointer that the transaction service
-#: does not know, which becomes visible once the read pointer has passed it, and to a topic of another instance, whose
-#: changes wake no reader here.
+#: A reader checks again after this time if nothing can wake it. That applies to a pointer unknown to the transaction
+#: service, which becomes visible once the read pointer has passed it, and to a topic of another instance, whose changes
+#: wake no reader here.
 PATIENCE_S = 1.0
 
 
@@ -50,7 +50,7 @@ class Holds:
         Args:
           until_ms: when the message that holds the reader expires by its own ttl; 0 if it has none.
           mark: the value of ``mark`` before the view and the page were read.
-          deadline_s: in the time of trio's clock.
+          deadline_s: on trio's clock.
         Raises:
           Overloaded: too many readers are waiting already.
         """

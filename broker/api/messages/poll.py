@@ -441,7 +441,7 @@ class Polling:
         """Take the span with all its undecided pointers, then the view, unless nothing is undecided.
 
         A transaction that was undecided in the span and is committed in the view may have written its last rows between
-        the two, and would be shown in part: look again, after the view. A topic without undecided messages needs no
+        the two, and would be shown in part: read again, after the view. A topic without undecided messages needs no
         view of the service, and without the service the pointers of the span serve instead.
         """
         span = await self.directory.ask(name, replace(look, undecided=EVERY_POINTER))

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MAX_FAULTS = 100
 #: Rows kept until their entry arrives; beyond that, they are reported as not covered.
 _MAX_OPEN = 4 * MAX_ROWS
-#: Rolled back rows without an entry for that so far; beyond that, they are faults at once.
+#: Rolled-back rows kept until an entry for their rollback arrives; beyond this number, they are faults at once.
 _MAX_UNEXPLAINED = 100_000
 
 
@@ -83,7 +83,7 @@ class Verification:
     """Entries with messages that have expired, or were stored by a transaction that a restore has undone. Their links
     were verified, these messages were not."""
     set_aside: int = 0
-    """Entries with rows that were set aside; verified likewise."""
+    """Entries with rows that were set aside; only their links were verified."""
     found: int = 0
     """Entries that a load added for rows that a crash had left without one."""
     restored: int = 0
@@ -107,7 +107,7 @@ class Verifier:
     """Verifies one generation of a topic.
 
     Args:
-      known: a head from an earlier time, which the chain must still have.
+      known: a head from an earlier time, which the chain must still contain.
       head: the head that the server reported at the start, which the entries must reach.
     """
 
@@ -120,7 +120,7 @@ class Verifier:
         self._known = known
         self._head = head
         self._compared: set[int] = set()
-        """Numbers of heads that were compared with their entry, or have lost it to expiry during the read."""
+        """Numbers of heads that were compared with their entry, or whose entry expired during the read."""
         self._rolled_back: dict[int, list[tuple[bytes, bytes]]] = {}
         self._taken_out: list[tuple[bytes, bytes]] = []
         self._restored = b""
@@ -138,7 +138,7 @@ class Verifier:
     # --- first ------------------------------------------------------------------------------------
 
     def survey(self, position: bytes, value: bytes) -> None:
-        """Take an entry, in the order of positions; an unreadable one is reported by ``entry``."""
+        """Process an entry, in the order of positions; ``entry`` reports unreadable ones."""
         try:
             entry = ChainEntry.decode(position, value)
         except DamagedRow:
@@ -155,7 +155,7 @@ class Verifier:
     # --- then -------------------------------------------------------------------------------------
 
     def row(self, row: ChainedRow, oldest_ms: int) -> None:
-        """Take a row. ``oldest_ms``: messages published before have expired."""
+        """Process a row. ``oldest_ms``: messages published before this time have expired."""
         start = self._surveyed
         if self.result.entries == 0:
             if start is None or start.kind == BEGIN:
@@ -177,13 +177,13 @@ class Verifier:
             self._stored.clear()
 
     def stored(self, row: StoredRow) -> None:
-        """Take a payload row of the previous row, in the order of their positions."""
+        """Process a payload row of the previous row, in the order of their positions."""
         rows = self._stored.get(row.position)
         if rows is not None:
             rows.take(row.id[POSITION_BYTES:], row.value)
 
     def entry(self, position: bytes, value: bytes, *, oldest_ms: int, now_ms: int) -> None:
-        """Take an entry, after the rows up to its position."""
+        """Process an entry, after the rows up to its position."""
         result = self.result
         try:
             entry = ChainEntry.decode(position, value)
@@ -292,7 +292,7 @@ class Verifier:
             if index not in dead:
                 good &= self._sign(entry, row)
             elif (row.item is not None or row.stored is not None) and row.expires_ms != dead[index]:
-                # The digest of expired rows is no longer checked, so a row that is still visible must not be there.
+                # The digest of expired rows is no longer checked, so none of them may still be visible.
                 self._fault("changed", row.position, "a message has expired although this one has not")
                 good = False
         result.expired += bool(dead)
@@ -353,7 +353,7 @@ class Verifier:
         return False
 
     def _sign(self, entry: ChainEntry, row: ChainedRow) -> bool:
-        """Check that a row is rolled back exactly if an entry says so."""
+        """Check that a row is rolled back if and only if an entry says so."""
         pointer = abs(row.pointer)
         said = any(first <= row.position <= last for first, last in self._rolled_back.get(pointer, ()))
         if row.pointer > 0 and said:

@@ -1,4 +1,4 @@
-"""Starts LevelDB's own thread, which writes tables, and lowers its priority below that of what requests wait for.
+"""Starts LevelDB's own thread, which writes tables, and gives it a lower priority than threads that requests wait for.
 
 LevelDB has one such thread for all databases of a process, from its first table on. On two busy cores it occupied one
 of them while it wrote a table of 32 MiB, and publishes waited. Adding 5 to its niceness halved their p99.9. 10 gained
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 NICER_BY = 5
-#: Number of consecutive looks at which a thread must be the only unknown one to be taken for LevelDB's, and the pause
-#: between them. One look is not enough, because Python does not know its own threads while they begin or end.
+#: A thread counts as LevelDB's if it is the only unknown one in this number of consecutive checks; and the pause
+#: between checks. One check is not enough, because Python does not list its own threads while they start or end.
 LOOKS = 4
 _LOOK_EVERY_S = 0.002
 #: A thread that has been joined ends within this time.
@@ -59,16 +59,17 @@ class BackgroundThread:
         self._is_over = False
 
     def find(self, start: Callable[[], object]) -> None:
-        """Lower the priority, unless that is done. If the thread cannot be identified, it keeps its priority.
+        """Lower the priority, unless that has been done. If the thread cannot be identified, it keeps its priority.
 
         Args:
           start: makes LevelDB write a table, and so start its thread. Its errors are raised.
         Raises:
-          RuntimeError: the process may have no more threads. LevelDB would abort it for that.
+          RuntimeError: the process may not start more threads, in which case LevelDB would abort it.
         """
         if self._is_over:
             return
-        # Not one of ``storage.leveldb.threads``: it shares nothing, and is no step of a schedule.
+        # A plain thread instead of one from ``storage.leveldb.threads``: it shares no state, so no schedule includes
+        # it.
         probe = threading.Thread(target=lambda: None, name="thread of LevelDB")
         probe.start()
         probe.join()
