@@ -63,7 +63,7 @@ class Load:
         self.result: dict[str, Any] = {}
 
     def end(self) -> dict[str, Any]:
-        """Wait until it ends by itself; return its result. Raises RuntimeError if it failed or a status was not 200."""
+        """Wait until it ends; return its result. Raises RuntimeError if it failed or a status was not 200."""
         out, _ = self._process.communicate()
         if self._process.returncode:
             raise RuntimeError("the load generator failed")

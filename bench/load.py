@@ -191,7 +191,7 @@ _DRAIN_S = 10.0
 
 
 class _Told:
-    """``enough`` is set at SIGTERM: stop sending."""
+    """``enough`` is set on SIGTERM: stop sending."""
 
     enough = False
 

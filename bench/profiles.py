@@ -1,4 +1,4 @@
-"""Sizes and durations: a full run, and a quick one to see that everything works."""
+"""Sizes and durations: a full run, and a quick one to check that everything works."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Profile:
     handed_topics: int
     """Topics handed over at once."""
     micro_batches: int
-    """Batches per stream; the first four are discarded, as code is compiled in them."""
+    """Batches per stream; the first four are discarded, because code is compiled during them."""
     beside: tuple[str, ...]
     """Conditions under which evenness is measured; names of ``bench.evenness.CONDITIONS``."""
     even_s: float

@@ -82,7 +82,7 @@ class RegionServer:
     busy: float = 0.0
     """Utilization of its cores."""
     gateway_busy: float = 0.0
-    """Utilization of the gateway's cores, of which there are equally many."""
+    """Utilization of the gateway's cores, of which it has as many as the region server."""
     log_bytes_per_s: float = 0.0
     """Before replication."""
 
@@ -108,7 +108,7 @@ class Outcome:
 
 
 class Placement:
-    """The topics of a load: message rate and hash of each. Equal seeds give equal placements."""
+    """The topics of a load: message rate and hash of each. The same seed gives the same placement."""
 
     def __init__(self, load: Load, seed: int) -> None:
         self.load = load

@@ -51,7 +51,7 @@ def to_offset(namespace: str, positions: Mapping[str, Position]) -> dict[str, An
 
 
 def from_offset(namespace: str, offset: Mapping[str, Any]) -> dict[str, Position]:
-    """Convert an offset of ``to_offset`` back to positions by topic.
+    """Convert an offset made by ``to_offset`` back to positions by topic.
 
     Raises:
       ValueError: the offset has an unknown version or another namespace.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Options of Spark itself, which it also passes to the data source.
 SPARKS_OWN = frozenset({"checkpointlocation", "path"})
-#: Options of other connectors → our option for the same.
+#: Options of other connectors → our corresponding option.
 ELSEWHERE = {
     "kafka.bootstrap.servers": "url",
     "service.url": "url",
@@ -47,8 +47,8 @@ UNITS_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_0
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
-#: Numbers between the two are taken for seconds (1769817600) or a date (20260131) and refused: as milliseconds they
-#: would be in 1970 to 1973.
+#: Numbers between the two look like seconds (1769817600) or a date (20260131) and are refused: as milliseconds they
+#: would lie in 1970 to 1973.
 _LOOKS_LIKE_SECONDS = 10_000_000
 _IS_MILLISECONDS = 100_000_000_000
 
@@ -365,9 +365,9 @@ class ReadOptions:
     ending: Bounds
     """Exclusive; batches only."""
     max_offsets: int | None
-    """Messages per micro-batch, at most."""
+    """Maximum number of messages per micro-batch."""
     max_bytes: int | None
-    """Bytes per micro-batch, at most."""
+    """Maximum number of bytes per micro-batch."""
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool
@@ -380,7 +380,7 @@ class ReadOptions:
     as_of_ms: int | None = None
     """Read only what had been committed by this moment; None: by now. Batches only."""
     min_offsets: int | None = None
-    """Messages per micro-batch, at least, unless the first of them has waited for ``max_delay_ms``."""
+    """Minimum number of messages per micro-batch, unless the first of them has waited for ``max_delay_ms``."""
     max_delay_ms: int = TRIGGER_DELAY_MS
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Kafka: a Kafka topic with one partition per topic; one broker that is its own controller (KRaft)."""
+"""Kafka: for each topic, a Kafka topic with one partition; one broker that is its own controller (KRaft)."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _error_of_fetch(answer: bytes) -> int:
 
 
 def record_batch(messages: Sequence[bytes], now_ms: int) -> bytes:
-    """Encode one record batch (magic 2) without keys and headers, uncompressed."""
+    """Encode one record batch (magic 2) without keys or headers, uncompressed."""
     records = b""
     for offset, message in enumerate(messages):
         record = b"\0" + _varint(0) + _varint(offset) + _varint(-1) + _varint(len(message)) + message + _varint(0)

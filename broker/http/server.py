@@ -1,4 +1,4 @@
-"""The server: accepts connections, serves them over HTTP/1.1 or HTTP/2 or as links, and ends them in an orderly way."""
+"""The server: accepts connections, serves them over HTTP/1.1 or HTTP/2 or as links, and closes them gracefully."""
 
 from __future__ import annotations
 
@@ -65,10 +65,11 @@ class Listening(Protocol):
 
 
 log = logging.getLogger("plainsong.http")
-#: The limit of connections being refused at the same time, and the time for each to read the refusal.
+#: Maximum number of connections being refused at the same time, and the time that each gets to read the refusal.
 MAX_REFUSING = 64
 REFUSAL_S = 1.0
-#: With ``max_connections`` open, a handshake that received nothing for this long may be cut for a new connection.
+#: With ``max_connections`` open, a handshake that has received nothing for this long may be aborted to make room for a
+#: new connection.
 STALLED_S = 3.0
 #: The interpreter's switch interval while hypercorn is loaded. Shorter intervals gained nothing.
 LOOP_FIRST_S = 0.0001
@@ -366,7 +367,7 @@ def _loop_first() -> Iterator[None]:
     """Give the event loop priority over a thread that runs Python for a good part of a second.
 
     With the interpreter's default of 5 ms, the loop waits that long for the lock after each of its system calls:
-    publishes then had a p99 of 79 ms or more, instead of 21 ms at most.
+    publishes then had a p99 of 79 ms or more, instead of at most 21 ms.
     """
     interval_s, collects = sys.getswitchinterval(), gc.isenabled()
     sys.setswitchinterval(LOOP_FIRST_S)
@@ -424,7 +425,7 @@ class _Application:
         try:
             with _loop_first():
                 self._server = await in_thread(self._made)
-        except Exception as error:  # such as no free file descriptor for a module: the next request tries again
+        except Exception as error:  # such as no free file descriptor: the next request tries again
             log.exception("a part of the server cannot be loaded", extra={"why": str(error)[:300]})
         if self._shared.stopping.is_set():
             await self.stop()

@@ -53,8 +53,9 @@ class TlsSocket:
     def binding(self) -> bytes:
         """The channel binding: bytes that only the two ends of this connection know; empty before the handshake.
 
-        RFC 9266 asks for tls-exporter with TLS 1.3, which Python's ssl does not offer. There, tls-unique is the Finished
-        message, a MAC over the whole handshake with its secret: a relay's differ between its two peers.
+        RFC 9266 asks for tls-exporter with TLS 1.3, which Python's ssl does not offer. There, tls-unique is the
+        Finished message, a MAC over the whole handshake with its secret: with a relay in between, it differs between
+        the two connections.
         """
         return self._tls.get_channel_binding("tls-unique") or b""
 

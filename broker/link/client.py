@@ -87,7 +87,7 @@ class Link:
         Cancelling the caller cancels the call at the peer; what an actor has already received still happens.
 
         Args:
-          kind, value, body: passed to the peer's dispatch; the value must consist of types of the vocabulary.
+          kind, value, body: passed to the peer's dispatch; the value may have only types of the links' vocabulary.
           deadline_s: when to stop waiting, on the event loop's clock; the peer receives the remaining time.
           at_once: write immediately; for a call that cannot share a write with another one in this turn of the loop.
         Raises:
@@ -280,7 +280,8 @@ class Link:
             self._wire.cut()
 
     async def probe(self, within_s: float) -> None:
-        """Cut the link unless the peer sends something within this time; an unanswered ping counts already."""
+        """Cut the link unless the peer sends something within this time, which an unanswered ping has already started.
+        """
         await self._wire.probe(within_s)
 
     def cut(self) -> None:
@@ -358,7 +359,7 @@ class Channel:
 log = logging.getLogger("plainsong.peering")
 #: Pauses in seconds after failed attempts, during which there are no further attempts; the last one repeats.
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-#: The pause after a peer that failed the proof.
+#: The pause before dialling a peer again that failed the proof.
 UNPROVEN_PAUSE_S = 5.0
 
 
@@ -396,7 +397,7 @@ class _Peer:
 
 
 class Links:
-    """A link to each address: dialled when first needed, kept, and dialled again after it broke.
+    """A link to each address: dialled when first needed, kept, and dialled again when it breaks.
 
     Links run in ``nursery``.
     """
@@ -456,7 +457,7 @@ class Links:
         return peer.link
 
     def forget(self, address: str) -> None:
-        """Forget an address that is leaving or gone. Its link ends once its calls are answered or the peer is dead."""
+        """Forget an instance that is leaving or gone. Its link ends once its calls are answered or the peer is dead."""
         peer = self._peers.pop(address, None)
         if peer is not None and peer.link is not None:
             self._nursery.start_soon(self._part, peer.link)

@@ -31,7 +31,7 @@ class Listed(NamedTuple):
     where: str
     """``module:attribute``."""
     says: str
-    """One line, with which the verb's own help begins."""
+    """The first line of the verb's help."""
 
 
 #: The program's own verbs, in the order of its help. The help lines are repeated here so that --help loads no verb.
@@ -92,14 +92,15 @@ SECTIONS: dict[str, dict[str, Listed]] = {
     },
 }
 VERBS: dict[str, Listed] = {name: listed for section in SECTIONS.values() for name, listed in section.items()}
-#: Former verbs, each with the words that replace it. They work until the next version, and no help shows them.
+#: Former verbs, each with its replacement. They work until the next version, and are not shown in any help.
 FORMER = {"ping": ("doctor", "--ready"), "check": ("doctor", "--check"), "attention": ("doctor", "--attention")}
 
 
 #: Entry points by which other packages add commands, the daemon's own among them.
 GROUP = "plainsong.commands"
 OTHERS = "Others"
-#: The distributions of the verbs that plainsong-client has not, by their packages: what they are called, and what brings them.
+#: By package, for verbs that are not part of plainsong-client: what the error calls it, and the distribution to
+#: install.
 ELSEWHERE = {"broker": ("the daemon", "plainsong-server"), "pyspark_plainsong": ("the pipeline", "plainsong-spark")}
 
 
@@ -108,7 +109,7 @@ def _installed() -> Iterable[EntryPoint]:
 
 
 class Program(click.Group):
-    """Loads each command on demand, so that one that cannot be loaded breaks no other.
+    """Loads each command on demand, so that a command that cannot be loaded does not break the others.
 
     Args:
       found: returns the entry points to offer; by default those of the installed packages.
@@ -186,7 +187,7 @@ def _load(point: EntryPoint) -> click.Command:
 
 
 def _misfit(point: EntryPoint) -> CommandFailed | None:
-    """The distributions are built from one tree and share its inner interfaces: they fit only at the same version."""
+    """The distributions are built from one tree and share internal interfaces, so their versions must match."""
     dist = point.dist
     if dist is None or dist.name not in {name for _, name in ELSEWHERE.values()} or dist.version == __version__:
         return None
@@ -280,7 +281,7 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
     except OSError as error:
         if _is_of_output(error):
             _drop_output()
-            if error.errno == errno.EPIPE:  # who reads it has enough
+            if error.errno == errno.EPIPE:  # the reader has closed the pipe
                 return Exit.FAILED
             why = "it is closed" if error.errno == errno.EBADF else error.strerror
             failed = CommandFailed(f"standard output cannot be written: {why}")
@@ -307,7 +308,7 @@ def _is_of_output(error: OSError) -> bool:
 
 
 def _drop_output() -> None:
-    """Drops what waits to be written, which the interpreter would try again at its end."""
+    """Drops unwritten output, which the interpreter would otherwise try to write again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -324,7 +325,7 @@ def _said(error: OSError) -> str:
 
 
 def _open_streams() -> None:
-    """Makes the streams that a shell has closed fail when they are used, and writes what an encoding lacks as escapes."""
+    """Makes streams that the shell has closed fail when used, and escapes what an encoding cannot represent."""
     for number, (name, flags, mode) in enumerate(
         [("stdin", os.O_WRONLY, "r"), ("stdout", os.O_RDONLY, "w"), ("stderr", os.O_WRONLY, "w")]
     ):
@@ -334,14 +335,14 @@ def _open_streams() -> None:
                 os.dup2(opened, number)
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - stays open
     if isinstance(sys.stdout, TextIOWrapper):
-        with suppress(OSError):  # a stream that was set up in some way of its own
+        with suppress(OSError):  # a stream with unusual settings
             sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def main() -> None:
     """Runs the program and ends the process."""
-    # The thousands of objects that modules are made of are no garbage: looking for it while they are loaded and, several
-    # times over, at the exit took a third of the processor time of a daemon's start and stop.
+    # Modules consist of thousands of objects, none of them garbage: collections while they are loaded and, several
+    # times over, at exit took a third of the processor time of a daemon's start and stop.
     gc.disable()
     _open_streams()
     if signal.getsignal(signal.SIGINT) is quit_at_once:

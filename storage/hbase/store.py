@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from storage.hbase.scan import ScannedRow
     from storage.hbase.settings import HBaseConfig
 
-#: Minimum age of cells that mark removed rows before they are removed.
+#: Cells that mark removed rows are kept at least this long.
 GONE_KEPT_S = 86_400.0
 
 
@@ -111,7 +111,7 @@ class HBaseStore(SpawnsWrites):
 
         Args:
           tls: returns the context of each new connection, so that renewed certificates take effect; None for no TLS.
-          gone_kept_s: minimum age of cells that mark removed rows before they are removed.
+          gone_kept_s: how long to keep, at least, cells that mark removed rows.
         Raises:
           StoreUnusable: no gateway answers, or one is not configured for the store; or a table is missing (NoTables:
             all are) and cannot or may not be created; or HBase does not answer.
@@ -219,7 +219,7 @@ class HBaseStore(SpawnsWrites):
         return None
 
     async def begin_files(self) -> None:
-        """See ``Store.begin_files``. An unreadable cell hides no other."""
+        """See ``Store.begin_files``. An unreadable cell does not make others unreadable."""
         self._refuse_if_closed()
         await trio.lowlevel.checkpoint()
 
@@ -261,7 +261,7 @@ class HBaseStore(SpawnsWrites):
         await self._reader.scan(table, start, stop, feed, reverse=reverse, first_chunk=first_chunk, values=values)
 
     async def reclaim(self, table: Table, start: bytes, stop: bytes) -> None:
-        """See ``Store.reclaim``. HBase compacts by itself."""
+        """See ``Store.reclaim``. HBase compacts automatically."""
         del table, start, stop
         self._refuse_if_closed()
         await trio.lowlevel.checkpoint()
@@ -272,7 +272,7 @@ class HBaseStore(SpawnsWrites):
         return await self._upkeep.step()
 
     async def pin(self, max_s: float) -> LiveView:
-        """See ``Store.pin``. HBase has no moment that is common to all rows."""
+        """See ``Store.pin``. HBase has no snapshot of all rows at one moment."""
         del max_s
         await trio.lowlevel.checkpoint()
         return LiveView(self)
@@ -313,7 +313,7 @@ class HBaseRows:
             pass
 
     def scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[Sequence[Row]], bool]) -> None:
-        """Scan upwards as ``Store.scan`` does. Raises StoreError, StoreUnusable."""
+        """Scan in ascending order as ``Store.scan`` does. Raises StoreError, StoreUnusable."""
         trio.run(partial(self._scan, table, start, stop, feed))
 
     async def _scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[Sequence[Row]], bool]) -> None:

@@ -1,4 +1,4 @@
-"""Any bytes from a client get the answers of version 0.1, on which its two servers agreed."""
+"""Requests of any bytes get the same answers as from the two servers of version 0.1, which agreed on them."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ async def test_a_look_back_ends_where_no_request_can_have_continued(daemon):
 
 
 class Mixed:
-    """A topic with requests of all kinds within one millisecond, as in a busy topic, and then in another one."""
+    """A topic with requests of all kinds within one millisecond, as in a busy topic, and again in a later one."""
 
     def __init__(self, daemon):
         self._daemon, self._sent = daemon, 0

@@ -43,7 +43,7 @@ def _end_all(client: Client) -> None:
 
 
 def published(client: Client, *payloads: bytes, client_id: str = "shop") -> int:
-    """Publish these in a new transaction and return its id."""
+    """Publish payloads in a new transaction and return its id."""
     transaction = client.transactions.begin(client_id=client_id)
     client.publish("orders", list(payloads), transaction=transaction)
     return transaction.id

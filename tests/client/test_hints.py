@@ -1,4 +1,4 @@
-"""Hints use the terms of the place where they are read: HTTP, Python, or the command line."""
+"""Hints use the terms of the interface where they are read: HTTP, Python, or the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plainsong.errors import Unauthenticated, problem_error
 from plainsong.hints import HINTS, in_command, in_python
 
 ROOT = Path(__file__).parents[2]
-#: Terms of HTTP alone.
+#: Terms used only in HTTP.
 OF_HTTP = re.compile(r"\b(PUT|POST|DELETE|GET)\b|\?[a-z]+[A-Z]?\w*=|\bheader\b|\b[a-z]+[A-Z]\w+|Plainsong-")
 #: Names in other software.
 NAMES = ("getSnapshot", "TransactionCodec", "ZooKeeper")

@@ -35,7 +35,7 @@ async def damage(data: Path, *message_ids: bytes) -> None:
 def damaged(
     browser: Chrome, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Screen, Client, list[str]]]:
-    """A daemon with four messages. The second is unreadable, or as many from the second on as the test requests."""
+    """A daemon with four messages. The test requests how many are unreadable, from the second on (default: one)."""
     count = getattr(request, "param", 1)
     data = tmp_path / "data"
     with Daemon(data) as daemon, Client("http://{}:{}".format(*daemon.address), namespace="shop") as client:

@@ -1,4 +1,4 @@
-"""A deployment with every kind of stored data, and the checks of a copy of it."""
+"""A deployment with every kind of stored data, and checks for copies of it."""
 
 from __future__ import annotations
 

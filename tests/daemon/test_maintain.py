@@ -1,4 +1,6 @@
-"""While a daemon that cleans by itself runs, ``maintain`` reports pending work, shows its plan, and changes nothing."""
+"""While a daemon that cleans automatically runs, ``maintain`` reports pending work, shows its plan, and changes
+nothing.
+"""
 
 from __future__ import annotations
 

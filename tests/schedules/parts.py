@@ -1,7 +1,7 @@
 """The rows of docs/design.md's table "Who writes what", and the threads of a schedule that took part in each row.
 
-The names are the table's. Each row lists the methods that its parties call: it takes part if more than one thread has
-called one of its methods.
+The names are the table's. Each row lists the methods that its writers and readers call. It is covered if more than one
+thread has called one of its methods.
 """
 
 from __future__ import annotations

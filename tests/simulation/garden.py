@@ -120,7 +120,7 @@ class Model:
         )
 
     def may_come_back(self) -> None:
-        """Allow an undelete again: some clock is within the grace period, and the refusal may come from another."""
+        """Allow an undelete again: by some instance's clock the grace period is not over, even if another refused."""
         self.worlds = {replace(world, buried=False) for world in self.worlds}
 
     def _now(self, worlds: Iterable[World | None], what: str) -> None:

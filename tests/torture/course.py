@@ -132,7 +132,7 @@ async def start(lone: Lone, verdict: Verdict, disk: Disk | None = None) -> None:
 
 
 async def keep_up(lone: Lone, verdict: Verdict, disk: Disk) -> None:
-    """Restart a daemon that ends by itself, and record a surprise."""
+    """Restart a daemon that ended unexpectedly, and record a surprise."""
     while True:
         if lone.state == "up" and lone.daemon.ended:
             await trio.to_thread.run_sync(lone.daemon.wait)

@@ -1,4 +1,4 @@
-"""The base of the patches of hypercorn's HTTP/2."""
+"""The base class for patches to hypercorn's HTTP/2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patch: hypercorn loses the connection at CONNECT, and treats a method in lower case like the one in upper case."""
+"""Patch: hypercorn drops the connection on a CONNECT, and treats a lower-case method like the upper-case one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class UnknownMethods(Patch):
-    """Answers requests with such methods with 501."""
+    """Answers CONNECT and lower-case methods with 501."""
 
     async def _handle_event(self, event: Event) -> None:
         if not isinstance(event, RequestReceived) or not _is_unknown(event.headers or ()):
@@ -37,7 +37,7 @@ class UnknownMethods(Patch):
 def _is_unknown(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     """True if no route has the method.
 
-    A WebSocket over HTTP/2 (RFC 8441) is not such a CONNECT: its answer says to open it over HTTP/1.1.
+    The CONNECT of a WebSocket over HTTP/2 (RFC 8441) is excluded: its answer says to open it over HTTP/1.1.
     """
     found = dict(headers)
     method = found.get(b":method", b"")

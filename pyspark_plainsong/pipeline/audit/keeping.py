@@ -253,7 +253,7 @@ def new_folder(sequence: int) -> str:
 def write_part(rows: DataFrame, table: Table, root: Path, folder: str, *, level: int = 0) -> Part | None:
     """Write rows as a part of a table below ``folder``; None without rows. Invisible until a manifest names it."""
     path = root / folder / table.name
-    # Parquet's footers have bounds for 64-bit timestamps, by which readers skip row groups.
+    # Parquet's footers have bounds for 64-bit timestamps, which readers use to skip row groups.
     rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     ordered = rows.select(*table.columns.names).sortWithinPartitions(*table.order)
     ordered.write.option("compression", "zstd").parquet(str(path.absolute()))

@@ -1,7 +1,7 @@
 """The engine: one LevelDB, and all access to it.
 
 The rest of ``storage.leveldb`` builds a store from several databases. It sees what ``database.Database`` offers:
-batches, rows, ranges, snapshots, flushes. Only this package imports plyvel and knows LevelDB's files.
+batches, rows, ranges, snapshots, flushes. Only this package imports plyvel and handles LevelDB's files.
 
 **What LevelDB guarantees** (its documents ``impl.md`` and ``log_format.md``), as we use it: one handle, one
 writing thread, ``paranoid_checks`` on.
@@ -14,7 +14,7 @@ writing thread, ``paranoid_checks`` on.
     reading    each block has a checksum, which we ask LevelDB to verify at every read (``verify_checksums``)
 
 It relies on the file system for two things that POSIX does not promise and ext4, XFS and btrfs keep: a sync of a new
-file makes its name durable, and changes of names become durable in their order. Where a name is ours (a volume's
+file makes its name durable, and renames and removals become durable in order. Where a name is ours (a volume's
 folder, the list, an index that is removed), we sync the directory.
 
 **What we add**

@@ -42,7 +42,7 @@ class RowEdits:
     """
 
     def __init__(self, database: _Rows, batch: Any) -> None:
-        """``batch`` is of ``Database.batch``."""
+        """``batch``: from ``Database.batch``."""
         self._database = database
         self._put: Callable[[bytes, bytes], object] = batch.put
         self._delete: Callable[[bytes], object] = batch.delete
@@ -102,7 +102,7 @@ class RowEdits:
         return self._taken_apart(found, key) if isinstance(found, Pack) else None
 
     def _taken_apart(self, pack: Pack, key: bytes) -> _Edit | None:
-        """Return the edit of a pack that ends at a key or after it; None if the pack begins after the key."""
+        """Return the edit of ``pack``, whose last key is not before ``key``; None if the pack begins after ``key``."""
         edit = self._edits.get(pack.key)
         if edit is None and pack.key_at(0) <= key:
             edit = self._edits[pack.key] = _Edit(pack)

@@ -46,7 +46,7 @@ paths = count()
 
 @pytest.fixture
 def ensemble(zookeeper):
-    """An unused path."""
+    """The settings of an ensemble, with an unused path."""
     return Ensemble(zookeeper.address, f"/of-a-test/{next(paths)}")
 
 
@@ -341,7 +341,7 @@ async def test_owners_continue_while_zookeeper_is_unavailable_except_for_topics_
         a.deposed(TOPICS[0])
         assert not a.is_mine(TOPICS[0])
         assert a.owner(TOPICS[0]) is None
-        await trio.sleep(1.5)  # long enough to show that the view is not reread by itself
+        await trio.sleep(1.5)  # long enough to show that the view is not reread unprompted
         assert owned(a) == set(TOPICS[1:])
         with pytest.raises(ClusterUnavailable):
             await a.change_placement(lambda placement: placement.with_drained("a", drained=True))
