@@ -1,4 +1,4 @@
-"""A load generator on raw sockets: fixed request bytes over kept connections, one request at a time on each.
+"""A load generator on raw sockets: fixed request bytes over persistent connections, one request at a time on each.
 
     python bench/load.py --port 7420 --connections 16 --requests 20000 --request-file request.bin
     python bench/load.py --port 7420 --connections 16 --requests 20000 --path /v1/... --body-size 100 --header 'Content-Type: …'

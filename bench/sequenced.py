@@ -1,4 +1,4 @@
-"""A load generator for producers: requests with growing sequence ids, over kept connections, one at a time on each.
+"""A load generator for producers: requests with growing sequence ids, over persistent connections, one at a time on each.
 
     python -m bench.sequenced --port 7420 --topic t --connections 16 --messages 1 --seconds 0.6 --first 20000000000
 

@@ -1,4 +1,4 @@
-"""One kept connection on a raw socket, one request at a time: the minimal client."""
+"""One persistent connection on a raw socket, one request at a time: the minimal client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Wire:
         self._sock.close()
 
     def send(self, request: bytes) -> tuple[bytes, bytes]:
-        """Send a request; return head and body of its response, not chunked. Raises RuntimeError unless it is 200."""
+        """Send a request; return head and body of its response, not chunked. Raises RuntimeError if the status is not
+        200.
+        """
         self._sock.sendall(request)
         received = b""
         taken = None

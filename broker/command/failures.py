@@ -24,7 +24,8 @@ CONTINUES = "run it again: it continues where it stopped"
 def reported(again: str = "") -> Iterator[None]:
     """Turn an error of a file or a store, alone or in a group, into CommandFailed.
 
-    Other errors that end a command (of the daemon, of standard output, Ctrl-C) leave their group. Bugs keep it.
+    Other errors that end a command (the daemon's, standard output's, Ctrl-C) are raised without their group; bugs with
+    it.
 
     Args:
       again: the hint for a store that does not answer, if the error has none of its own.

@@ -280,8 +280,7 @@ class Link:
             self._wire.cut()
 
     async def probe(self, within_s: float) -> None:
-        """Cut the link unless the peer sends something within this time, which an unanswered ping has already started.
-        """
+        """Cut the link unless the peer sends something within this time, already running if a ping is unanswered."""
         await self._wire.probe(within_s)
 
     def cut(self) -> None:

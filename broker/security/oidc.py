@@ -64,7 +64,7 @@ _NEEDS: dict[str, tuple[str, str | None]] = {
     "EdDSA": ("OKP", "Ed25519"),
 }
 MIN_RSA_BITS = 2048
-#: The end of the year 9999, the latest time that can be written as a date: later expiries are reduced to it.
+#: The end of the year 9999, the latest time that can be written as a date: later expiries are capped at it.
 LAST_S = 253_402_300_799
 
 

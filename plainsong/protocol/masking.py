@@ -8,7 +8,7 @@ _TOKEN = re.compile(r"psg_[0-9A-Za-z]+")
 _JWT = re.compile(r"eyJ[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]*)?")
 #: A credential complete enough to be used, or to be completed.
 _WHOLE = re.compile(r"psg_[0-9A-Za-z]{40}|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.")
-#: The user, perhaps with a password, in a URL.
+#: The user in a URL, with the password if there is one.
 _USER = re.compile(r"(?<=://)[^/?#@\s\"'<>]+(?=@)")
 
 

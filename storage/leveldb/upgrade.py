@@ -5,8 +5,8 @@ format 2 would read as messages. The volume being written gets no packs; the nex
 
 Format 1 (version 0.1) is one LevelDB with all tables, which becomes the first volume. Messages and payloads stay in
 place, since a volume has the same keys. The metadata is copied to its own database; the rows that remain in the volume
-are never read. Until FORMAT is replaced, version 0.1 can still use the directory; afterwards it refuses it. After a
-kill at any moment the next start continues:
+are never read. Until FORMAT is replaced, version 0.1 can still use the directory; afterwards it refuses to open it.
+After a kill at any moment the next start continues:
 
     FORMAT 1   rows/                       the metadata is copied again, to metadata.new/
     FORMAT 3   rows/                       metadata.new/ becomes metadata/, volumes/LIST is written, rows/ moves
@@ -51,7 +51,7 @@ _FIRST = Listed(1, f"{1:08d}", large=True)
 
 
 def upgrade_directory(directory: Path, options: LevelDBOptions, *, check: bool = True) -> None:
-    """Upgrade a directory of an earlier format. Does nothing to one of the present format.
+    """Upgrade a directory of an earlier format. Does nothing if the directory already has the current format.
 
     Raises:
       StoreUnusable: one of its subclasses; the next start continues.

@@ -83,8 +83,7 @@ class InProcess:
         return self.reactor is not None
 
     async def ask(self, method, path, body=None, headers=None):
-        """Call the application as ``http`` would without a server; using ``http`` would double the time of a request.
-        """
+        """Call the application as ``http`` would without a server; ``http`` would double the time of a request."""
         content = b"" if body is None else json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         given = {"host": "localhost", **self.http.headers}
         if body is not None or method in ("POST", "PUT", "PATCH"):

@@ -11,7 +11,7 @@ import trio
 
 from tests.simulation.scheduling import is_alone
 
-#: The wall clocks' first time: 2023-11-14.
+#: The wall clocks' initial time: 2023-11-14.
 START_MS = 1_700_000_000_000
 
 
@@ -42,14 +42,14 @@ class SimulatedTime(trio.abc.Clock):
         if deadline < inf:
             self._now_s = max(self._now_s, deadline)
             return 0.0
-        # At its end Trio is woken by a socket, which happens at once. Until then a history always has a deadline.
+        # At the end of a history a socket wakes Trio at once. Until then there is always a deadline.
         self._idle_rounds += 1
         if self._idle_rounds > 10:
             raise RuntimeError("all tasks wait, and nothing will wake them")
         return 0.1
 
     def at(self, due_s: float, call: Callable[[], object]) -> None:
-        """Call it at that time on the event loop, or as soon as no task can run."""
+        """Run ``call`` on the event loop at ``due_s``, or as soon after as no task can run."""
         heappush(self._due, (max(due_s, self._now_s), next(self._numbers), call))
 
     async def sleep(self, seconds: float) -> None:
@@ -97,7 +97,7 @@ class SimulatedClock:
         return now_ms
 
     def peek_ms(self) -> int:
-        """Return its time without the effects of a reading."""
+        """Return the clock's time without the side effects of reading it."""
         return int(self._exact_ms())
 
     def _exact_ms(self) -> float:

@@ -51,7 +51,7 @@ MAX_FORGOTTEN = 1024
 
 
 def touch_pointer(state: TopicState, step: Step, pointer: int) -> Pending:
-    """Return the topic's entry for ``pointer``, created if necessary. The caller may change it: the step writes its row.
+    """Return the topic's entry for ``pointer``, created if necessary. The step writes its row, so it may be changed.
 
     Raises:
       Overloaded: the topic has the maximum number of undecided pointers.

@@ -1,6 +1,6 @@
 """A correct service and its clients in simulated time: a correct history for every seed.
 
-Clients are generators that yield each step's duration. A request takes effect at one moment between its begin and its
+Clients are generators that yield each step's duration. A request takes effect at one moment between its start and its
 end, and it may fail before or after that moment.
 """
 
