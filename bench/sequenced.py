@@ -1,4 +1,4 @@
-"""A load generator for producers: requests with growing sequence ids, over persistent connections, one at a time on each.
+"""A load generator for producers: requests with growing sequence ids, over persistent connections, one at a time each.
 
     python -m bench.sequenced --port 7420 --topic t --connections 16 --messages 1 --seconds 0.6 --first 20000000000
 
@@ -61,7 +61,7 @@ class Kind:
 
 
 class Connection:
-    """One kept connection and its requests."""
+    """One persistent connection and its requests."""
 
     def __init__(self, port: int, topic: str, kinds: list[Kind], requests: int, first: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port))

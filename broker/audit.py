@@ -2,7 +2,7 @@
 
 A change is recorded after it is made and before it is answered. Refusals are aggregated so that they do not fill the
 disk: the first of a kind is recorded within a second, those of the next ten seconds as one record with a count. At most
-twenty records per second are written, round robin over names; records of the daemon itself do not wait for them.
+twenty records per second are written, round robin by name; records of the daemon itself do not wait for them.
 """
 
 from __future__ import annotations
@@ -260,9 +260,10 @@ class Audit:
         return Endpoint(route, tasks.adapt(recorded))
 
     async def _reset(self, handler: Handler, request: Request, action: str) -> Answer:
-        """Answer and record a request that sets a reader's position, whatever it was before.
+        """Answer and record a request that sets a reader's position regardless of the current one.
 
-        A program that stores its positions this way sends it all the time: ten seconds of them are one record.
+        A program that stores its positions this way sends such requests all the time, so those of ten seconds become
+        one record.
         """
         await self.refuse_unless_writable(request)
         before = await self._reader(request)
@@ -379,7 +380,7 @@ class Audit:
         )
 
     def reloaded(self, what: str, before: str, after: str) -> None:
-        """Record that a file of ``security`` was put in force."""
+        """Record that a file of ``security`` has taken effect."""
         record = self._record(NO_IDENTITY, None, "", "security.reload", what, outcome="applied", status=None, code=None)
         record["before"], record["after"] = {"sha256": before}, {"sha256": after}
         self._put_own(record)
@@ -491,7 +492,7 @@ def _is_dry_run(route: Route[Any], request: Request) -> bool:
 def _ends_own(request: Request, owner_of: Callable[[int], str | None]) -> bool:
     """True if the client ends its own transaction, which needs no record.
 
-    A client without ``operate`` cannot end another's: the owner refuses it, perhaps on another instance.
+    A client without ``operate`` cannot end another's: the owner, possibly another instance, refuses it.
     """
     if not request.rights.on_service("operate"):
         return True

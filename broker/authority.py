@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from storage.base import Store
 
 log = logging.getLogger(__name__)
-#: Time limit for the start to wait for the daemon's own service, which is loaded from disk, or for Tephra. Plain
-#: publishes and polls are served without it.
+#: How long the start waits at most for the daemon's own service, which is loaded from disk, and for Tephra. Plain
+#: publishes and polls are served without either.
 START_PATIENCE_S = 10.0
 FOREIGN_PATIENCE_S = 1.0
 
@@ -119,9 +119,9 @@ class Authority:
     routed: RoutedTransactions | None = None
     """If several instances share the store: the service is here only while this instance owns it."""
     foreign: ForeignTephra | None = None
-    """The Tephra, if one decides."""
+    """The Tephra service that decides, if there is one."""
     ownership: Ownership = field(default_factory=Alone)
-    """Ownership of what several instances share."""
+    """Which instance owns what, if several share the store."""
     _ended: trio.Event = field(default_factory=trio.Event)
 
     @property
@@ -178,7 +178,7 @@ class Authority:
             self._ended.set()
 
     async def aclose(self) -> None:
-        """Take no more requests; return when all accepted ones are answered."""
+        """Accept no more requests; return when all accepted ones are answered."""
         own = self.own or self.routed
         if own is not None:
             own.close()

@@ -71,11 +71,11 @@ ASK_TIMEOUT_S = 1.0
 FIGURES = "topic_figures"
 #: Open topics handled in one turn of the event loop.
 MANY = 100
-#: A thread that reads rows works and sleeps in turn for these times. Without the sleeps the event loop would wait 5 ms
-#: for the interpreter lock, after each of its system calls.
+#: A thread that reads rows alternately works and sleeps for these times. Without the sleeps the event loop would wait 5
+#: ms for the interpreter lock, after each of its system calls.
 WORK_S = 0.0005
 NAP_S = 0.0001
-#: Decoded rows that are cached.
+#: Maximum number of decoded rows that are cached.
 MAX_KEPT = 200_000
 
 
@@ -372,7 +372,7 @@ class Catalogue:
     # --- deleted topics ---------------------------------------------------------------------------
 
     async def deleted(self, namespace: str | None, grace_ms: int) -> list[tuple[TopicName, Metadata]]:
-        """Return deleted topics of one or all namespaces, sorted; cleaned ones for twice the grace period.
+        """Return deleted topics of one or all namespaces, sorted. Cleaned ones are included for twice the grace period.
 
         Raises StoreError.
         """
@@ -470,7 +470,7 @@ def _with_naps(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 async def in_pieces(items: Iterable[T]) -> AsyncIterator[list[T]]:
-    """Yield ``items`` in lists of ``MANY``, with a checkpoint between two."""
+    """Yield ``items`` in lists of ``MANY``, with a checkpoint between every two lists."""
     rest = iter(items)
     piece = list(islice(rest, MANY))
     while piece:

@@ -1,4 +1,4 @@
-"""Gauges that are read at each scrape: a line for each, with the source of its value."""
+"""Gauges that are read at each scrape, one line for each with the source of its value."""
 
 from __future__ import annotations
 

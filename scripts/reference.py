@@ -4,7 +4,7 @@
     python scripts/reference.py --check    exits with 1 if a page is outdated
 
 Griffe reads the sources without importing them, so no page depends on what is installed; only the types of answers are
-imported, which need nothing. Docstrings have the sections of Google's style: Args, Returns, Raises.
+imported, which have no dependencies. Docstrings have the sections of Google's style: Args, Returns, Raises.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyw
 
 
 def _signature(thing: griffe.Function, name: str, *, with_returns: bool = True) -> str:
-    """The line that defines it, without ``self``."""
+    """The signature as in the source, without ``self``."""
     parameters: list[str] = []
     starred = False
     for each in thing.parameters:
@@ -339,7 +339,7 @@ def _signature(thing: griffe.Function, name: str, *, with_returns: bool = True) 
 
 
 def _value(default: str | griffe.Expr) -> str:
-    """A default as a reader wants it: the value of a constant, rather than its name."""
+    """A default value as shown to readers: a constant's value rather than its name."""
     if isinstance(default, (griffe.ExprName, griffe.ExprAttribute)) and str(default).rpartition(".")[2].isupper():
         constant = found(default.canonical_path)
         if isinstance(constant, griffe.Attribute) and constant.value is not None and len(str(constant.value)) < 40:
@@ -378,7 +378,7 @@ def _docstring(thing: griffe.Object) -> Iterator[str]:
 
 
 def _names(text: str) -> str:
-    """Put each name into backticks; return a sentence as text."""
+    """Put a list of names into backticks; return a sentence unchanged, as Markdown."""
     names = [name.strip() for name in text.strip("()").split(",")]
     if all(map(str.isidentifier, names)):
         return ", ".join(f"`{name}`" for name in names)

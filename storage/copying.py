@@ -1,9 +1,9 @@
 """Copies one store into another: checks, writes part by part, compares, and resumes after a crash.
 
-    look       reads every row of the source once: figures, a digest, the largest row; checks the room in the target
+    look       reads every row of the source once: figures, a digest, the largest row; checks that the target has room
     write      part by part, several at a time; claims each on both sides, which deposes a daemon that is still running
     compare    reads the target once: the digests must be equal, or the copy is not complete
-    tidy up    removes the rows about the progress of topics; the copy's own row then says that it is done
+    tidy up    removes the rows about the progress of topics; the copy's own row then records that it is done
 
 A copy that was killed continues when it is run again with the same arguments.
 """
@@ -143,7 +143,7 @@ class CopyRun:
         """Copy, compare and tidy up. Returns None, without changes, if this copy was completed before.
 
         Raises:
-          StoreUnusable: it is impossible; nothing was changed.
+          StoreUnusable: the copy is impossible; nothing was changed.
           Deposed: a daemon on one of the stores has claimed a part.
           StoresDiffer: the target differs after the copy, so it is not complete.
           StoreError: run it again to continue.
@@ -244,7 +244,7 @@ def refuse_differences(compared: Sequence[PartComparison]) -> None:
         )
 
 
-# --- checks of the target: no row too large for it, and no rows that the copy would mix with -------
+# --- checks of the target: no row is too large for it, and it has no conflicting rows --------------
 
 
 #: Maximum number of names in an error about many parts.

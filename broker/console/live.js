@@ -35,7 +35,7 @@ export class Live {
     this.stop();
   }
 
-  // Reopen the stream if the page's interest has changed with what it loaded.
+  // Reopen the stream if the data that the page loaded has changed its interest.
   again(page) {
     if (this.page !== page || !this.asked || this.asked === JSON.stringify(page.interest())) return;
     this.stop();

@@ -52,7 +52,7 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[Self]:
-        """Lets SIGTERM and SIGINT request a stop during the block. In the main thread only."""
+        """Lets SIGTERM and SIGINT request a stop during the block. Only in the main thread."""
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield self

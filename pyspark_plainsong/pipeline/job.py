@@ -42,7 +42,7 @@ class Run(JobRun):
     """One run of a job on Spark.
 
     Args:
-      master, conf: Spark's, as ``build_session`` takes them.
+      master, conf: Spark's settings, passed to ``build_session``.
       spark: a session to use; None: the first call of ``session`` finds or builds one, and ``close`` stops what was
         built.
     """
@@ -157,7 +157,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def failure_of_spark(error: BaseException) -> CommandFailed:
-    """Convert an error of Spark to the one that the program reports."""
+    """Convert a Spark error to the error that the program reports."""
     from pyspark_plainsong.subscription import WAY_OUT  # here, so that help needs no pyspark
 
     reason = reason_of(error)

@@ -158,11 +158,10 @@ class Head:
 #     row key   hash:u8  key of the last row in it
 #     cell v    01  stamp  shared:u16  tail:u16  count:u32  (tail bytes, size:u32) × count  values
 #     cell t…   stamp  pointer:i64  first tail  last tail  →  01     rows of this pointer in between are rolled back
-#     cell r…   stamp  first tail  last tail  →  01                  rows in between, both included, are removed
-#
-# A stamp has 16 bytes. All rows inside share the first ``shared`` bytes of the key, and have tails of equal length.
+#     cell r…   stamp  first tail  last tail  →  01                  rows from first to last, inclusive, are removed
+# A stamp is 16 bytes long. All rows inside share the first ``shared`` bytes of the key, and have tails of equal length.
 # Cells t and r are added later. Their names contain the change, so that none replaces another, and the stamp of the
-# cell v that they change, so that a late one does not affect a row that has replaced it. The key is that of the last
+# cell v that they change, so that a cell that is put late does not affect a newer cell v. The key is that of the last
 # row inside, so that a scan that begins in the middle finds it.
 
 

@@ -64,12 +64,12 @@ class RowSource(Protocol):
     """A store whose rows can be scanned."""
 
     def scan(self, table: Table, start: bytes, stop: bytes, feed: Callable[[Sequence[Row]], bool]) -> None:
-        """Scan upwards as ``Store.scan`` does; blocks. Raises StoreError."""
+        """Scan in ascending order as ``Store.scan`` does; blocks. Raises StoreError."""
         ...
 
 
 def walk(rows: RowSource, table: Table, take: Callable[[DescribedRow], bool]) -> str:
-    """Give every row of ``table`` to ``take`` until it returns False. Blocks.
+    """Pass every row of ``table`` to ``take`` until it returns False. Blocks.
 
     Returns the store's error if reading failed, else an empty string.
     """
@@ -95,7 +95,7 @@ class Pruning:
     invalid: set[int] = field(default_factory=set)
     """Pointers on the list."""
     safe_bound: int | None = None
-    """The list may be pruned up to here, because no row has any of those pointers; None if no pass was complete yet."""
+    """The list may be pruned up to here, because no row has any of those pointers; None before the first complete pass."""
     last_pass_ms: int | None = None
     """Start of the last complete pass."""
 

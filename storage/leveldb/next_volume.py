@@ -38,17 +38,17 @@ class NextVolume:
 
     @property
     def is_made(self) -> bool:
-        """True if ``take`` returns it without waiting."""
+        """True if ``take`` returns a volume without waiting."""
         return self._volume is not None
 
     def request(self) -> None:
-        """Have the keeper make it, unless it exists, is being made, or just failed."""
+        """Have the keeper make the volume, unless it exists, is being made, or could not be made just now."""
         if self._volume is None and not self._is_requested and time.monotonic() >= self._retry_at_s:
             self._is_requested = True
             self._keeper.make_spare()
 
     def look(self, *, wait: bool = False) -> None:
-        """Note the keeper's answer to a request, if there is one."""
+        """Record the keeper's answer to a request, if there is one."""
         if not self._is_requested:
             return
         found = self._keeper.spare(wait=wait)
@@ -61,7 +61,8 @@ class NextVolume:
             self._volume, self.error = found, None
 
     def take(self) -> Volume | StoreError:
-        """Return it, once for each that was made, with a lease of its database; or the error. Waits until it exists."""
+        """Return the volume with a lease of its database, or the error; wait until it exists. Returns each volume once.
+        """
         if self._volume is None:
             self._retry_at_s = 0.0
             self.request()

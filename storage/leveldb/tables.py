@@ -61,7 +61,7 @@ _NAP_S = 0.00003
 
 
 def _give_way(loop_runs: Callable[[], bool], seconds: float) -> None:
-    """Give up the interpreter lock while the event loop runs, for ``seconds`` at most."""
+    """Give up the interpreter lock while the event loop runs, for at most ``seconds``."""
     until_s = time.perf_counter() + seconds
     while loop_runs() and time.perf_counter() < until_s:
         nap(_NAP_S)
@@ -118,7 +118,7 @@ class LevelDBTables:
         """Open what ``create`` made, and replay the journal into the metadata.
 
         Args:
-          check: check for missing files first, because LevelDB does not notice them.
+          check: check for missing files first, because LevelDB does not detect them.
           hand_in: hands a write of the keeper to the commit thread. Without it, the owner of the tables must call
             ``committer.write`` for each of ``handed_in``.
           shipper: see ``Committer``.
@@ -306,7 +306,7 @@ class LevelDBTables:
                         _give_way(loop_runs, PATIENCE * (time.perf_counter() - began_s))
 
     def _first_messages(self, start: bytes, stop: bytes, max_bytes: int, row_bytes: int) -> list[Row]:
-        """Return the first messages of a range, at least one if there is any. For the commit: it is never interrupted.
+        """Return the first messages of a range, at least one if there is any. Never interrupted: for the commit.
 
         Args:
           max_bytes: of values, with ``row_bytes`` added for each row. The last row may exceed it.
@@ -358,7 +358,7 @@ class LevelDBTables:
         """Return the newest entries of the journal, in order and without a gap: those after ``number``, or fewer.
 
         Args:
-          max_bytes: older entries are left out beyond these.
+          max_bytes: the limit beyond which older entries are left out.
         """
         found: list[tuple[int, bytes]] = []
         size, start = 0, JOURNAL + (number + 1).to_bytes(8, "big")

@@ -78,7 +78,7 @@ class Daemon:
         """Start the process, and wait until it accepts connections.
 
         Raises:
-          DaemonEnded: it ended earlier; the error's text is its output.
+          DaemonEnded: it ended before that; the message is its output.
         """
         begun = time.monotonic()
         self.spawn()
@@ -163,7 +163,7 @@ class Daemon:
         return self.wait()
 
     def end(self) -> None:
-        """Kill any of its processes that still run."""
+        """Kill any of its processes that are still running."""
         if self._process is None:
             return
         self._signal_group(signal.SIGKILL)
@@ -305,7 +305,7 @@ def start_python(
 def run_plainsong(
     *words: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None, timeout_s: float = 5 * PATIENCE_S
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of the program to its end; forked if possible, like daemons."""
+    """Run a command of the program to completion; forked if possible, like daemons."""
     return run_python(PLAINSONG, *words, cwd=cwd, environ=environ, timeout_s=timeout_s)
 
 

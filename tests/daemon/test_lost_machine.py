@@ -24,7 +24,7 @@ from tests.storage.replication.s3_proxy import Fault, S3Proxy
 from tests.storage.replication.s3_server import BUCKET, s3_process
 
 SEED = test_crash_ring.SEED
-#: For one run of a ring by hand.
+#: Set the variable to run a ring manually with more rounds.
 ROUNDS = int(os.environ.get("PLAINSONG_LOST_MACHINES", "3"))
 
 

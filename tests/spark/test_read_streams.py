@@ -1,4 +1,4 @@
-"""Following topics: what each micro-batch takes, waiting for news, and what a restart finds in the checkpoint."""
+"""Following topics: what each micro-batch reads, waiting for messages, and restarting from a checkpoint."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_the_lag_has_the_messages_that_the_stream_may_read(tables, follow, isola
     tables.decide(pointer, "commit")
 
 
-# --- a least number of messages ----------------------------------------------------------------------
+# --- a minimum number of messages --------------------------------------------------------------------
 
 
 def test_a_micro_batch_waits_until_there_are_enough_messages_in_all_topics(tables, follow):
@@ -279,7 +279,7 @@ def test_a_micro_batch_waits_until_there_are_enough_messages_in_all_topics(table
     assert len(batch) == 11
     tables.publish_many("least-b", 9)
     assert batches(reader, start)[0] == []
-    assert reader.latestOffset(start, ALL) != start  # as a run over everything, once, asks
+    assert reader.latestOffset(start, ALL) != start  # as a single run over everything requests
 
 
 def test_a_micro_batch_waits_no_longer_than_the_longest_delay(tables, follow):

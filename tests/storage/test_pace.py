@@ -1,4 +1,4 @@
-"""Pauses between the steps of a long read of a store are proportional to the work in this process only."""
+"""Pauses between the steps of a long read of a store are proportional only to the work in this process."""
 
 from __future__ import annotations
 

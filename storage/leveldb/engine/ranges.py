@@ -88,7 +88,7 @@ class RangeScan:
 
 @contextmanager
 def one_by_one(scan: RangeScan, *, reverse: bool = False) -> Iterator[Iterable[Row]]:
-    """Yield the rows as LevelDB has them; none may be a pack. Iterating raises plyvel's errors."""
+    """Yield the rows as LevelDB stores them; none may be a pack. Iterating raises plyvel's errors."""
     # Downwards, plyvel 1.5.1 finds nothing if the only key of a range is its start.
     start = None if reverse else scan.start
     # Closed here rather than by the garbage collector: an iterator keeps table files and the handle open.
@@ -152,7 +152,7 @@ class _Stored:
         """The error that ended the rows; to be raised after them."""
 
     def pairs(self, most: int) -> list[Row]:
-        """Return the next rows, ``most`` at most."""
+        """Return the next rows, at most ``most``."""
         some, self._first = self._first, []
         return self._take(self._pairs, some, most, _value_bytes)[0]
 

@@ -35,7 +35,7 @@ TOPICS = "/v1/namespaces/ns/topics"
 
 
 def named(text):
-    """Parse ``"ns:t"``; a TopicName passes through."""
+    """Parse ``"ns:t"``; return a TopicName unchanged."""
     return TopicName(*text.split(":")) if isinstance(text, str) else text
 
 
