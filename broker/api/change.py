@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from broker.http.messages import Answer
     from plainsong.protocol.answers.topics import ChangeEffect, ChangeReport, MessageCount
 
-#: The effect on no messages.
+#: The count for an effect that concerns no messages.
 NOTHING: MessageCount = {"messages": 0, "bytes": 0, "estimated": False, "oldestMs": None, "newestMs": None}
 #: Warning of a change whose effect could not be counted.
 NOT_COUNTED = "the change was made, but its effect could not be counted"

@@ -1,4 +1,4 @@
-"""Every route of the HTTP API. Listeners serve this table, instances forward by it, openapi.json describes it."""
+"""Every route of the HTTP API. Listeners serve them, instances forward them, openapi.json describes them."""
 
 from __future__ import annotations
 

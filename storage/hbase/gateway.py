@@ -98,7 +98,7 @@ class Gateway:
         """Connect to a gateway that answers, even if its HBase does not; over TLS if ``tls`` provides a context.
 
         Raises:
-          OSError, trio.BrokenResourceError: there is no answer, or it is not a gateway's.
+          OSError, trio.BrokenResourceError: there is no answer, or the answer is not that of a gateway.
         """
         gateway = cls(await connect(address, tls), address)
         try:
@@ -135,7 +135,7 @@ class Gateway:
         self._unread_answers.append((self._sequence, name))
 
     async def aclose(self) -> None:
-        """Close it, even during a call."""
+        """Close the connection, even during a call."""
         await trio.aclose_forcefully(self._stream)
 
     async def _greet(self) -> None:

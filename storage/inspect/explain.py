@@ -95,7 +95,7 @@ class Pruning:
     invalid: set[int] = field(default_factory=set)
     """Pointers on the list."""
     safe_bound: int | None = None
-    """The list may be pruned up to here, because no row has any of those pointers; None before the first complete pass."""
+    """The list may be pruned up to here, because no row has any of those pointers; None before a complete pass."""
     last_pass_ms: int | None = None
     """Start of the last complete pass."""
 

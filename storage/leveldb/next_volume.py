@@ -61,8 +61,7 @@ class NextVolume:
             self._volume, self.error = found, None
 
     def take(self) -> Volume | StoreError:
-        """Return the volume with a lease of its database, or the error; wait until it exists. Returns each volume once.
-        """
+        """Return the volume with a lease of its database, or the error; wait until it exists. Each is returned once."""
         if self._volume is None:
             self._retry_at_s = 0.0
             self.request()

@@ -1,4 +1,4 @@
-"""Pages of messages with equal lengths are cut like a table; for any bytes the result is as if parsed one by one."""
+"""Messages of equal length are split by position; for any bytes the result is as if they were parsed one by one."""
 
 from __future__ import annotations
 

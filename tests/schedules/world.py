@@ -232,7 +232,7 @@ class World:
         tables.close()
 
     def _live(self) -> None:
-        """Run from an opening to a closing, which follows the last step or a failure."""
+        """Open the store and run until the last step or a failure, after which the store is closed."""
         self.lives += 1
         self.tables = self.open(self.directory, hand_in=self.queue.put)
         self._resolve()
@@ -444,7 +444,7 @@ class World:
     # --- faults ---------------------------------------------------------------------------------------
 
     def fails(self) -> bool:
-        """Pass a point before a call into LevelDB or the file system; return True if the call must fail."""
+        """Reach a scheduling point before a call into LevelDB or the file system; return True if the call must fail."""
         sched.point()
         if self._may_fail and self.faults and self.random.random() < self.faults:
             self._used("faults")

@@ -107,7 +107,7 @@ async def test_a_power_cut_while_a_directory_of_version_0_1_is_taken_over_loses_
 
 
 async def test_a_disk_that_reports_syncs_it_did_not_make_is_detected_after_a_rewrite(tmp_path, made):
-    """This shows that a power cut loses data in these images."""
+    """Shows that an image would reveal lost data: here the disk falsely reports syncs."""
     recorded = Recorded("rewriting", tmp_path, made)
     image = recorded.image(recorded.at(upkeep.TIDIED), "lost", tmp_path / "image", SEED, lies=".ldb")
     try:

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from plainsong.protocol.names import TopicName
     from storage.base import Row
 
-#: Topics, and readers, in one scrape.
+#: Maximum number of topics, and of readers, in one scrape.
 MAX_TOPICS = 1_000
 MAX_READERS = 1_000
-#: Patterns in one ``match``.
+#: Maximum number of patterns in one ``match``.
 MAX_PATTERNS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMetrics:
-    """The route of metrics by topic. Each instance answers for the topics that it owns, so sums count each once."""
+    """The route of metrics by topic. Each instance answers for topics that it owns, so sums count each once."""
 
     catalogue: Catalogue
     counting: Counting

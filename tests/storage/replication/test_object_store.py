@@ -221,7 +221,7 @@ async def test_a_server_that_is_unavailable_leaves_a_write_unknown_and_fails_a_r
 
 @pytest.mark.parametrize(("url", "named"), [("gs://bucket/x", "version"), ("az://container/x", "e_tag")])
 def test_the_object_stores_of_google_and_azure_are_opened_and_a_replacement_names_a_version(url, named, monkeypatch):
-    """No request is sent to them, since it would need credentials."""
+    """Nothing is asked of them here; a request would need credentials."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
     modes = []
