@@ -90,7 +90,7 @@ class Replica:
         self._state.apply(known)
 
     def restart_requests(self) -> None:
-        """Cancel the requests under way: the service may have moved, and its previous owner may never answer."""
+        """Cancel the requests in flight: the service may have moved, and its previous owner may never answer."""
         for request in self._requests:
             request.cancel()
 
@@ -190,7 +190,7 @@ def notify_topics(index: PointerIndex, pointers: Iterable[int], standing: Callab
 #
 #     owned           loaded from the store, under its own claim; serves until another instance should own it
 #     not owned       requests get NoOwner, and visibility comes from the replica, as it does while the service loads
-#     deposed         ends at once; claimed back after a pause, if this instance is still the owner by its view
+#     deposed         ends at once; claimed back after a pause, if this instance still considers itself the owner
 #
 # Topics and readers of this instance use ``RoutedTransactions`` in all three cases.
 

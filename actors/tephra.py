@@ -7,8 +7,8 @@ The daemon polls its state periodically; topics and readers use the last one.
     neither, up to its read pointer       committed or aborted (its state does not distinguish them): visible
     anything above                        unknown
 
-An old state only misses later decisions: a decided transaction stays decided. So publishing continues while the Tephra
-does not answer; readers of committed messages are refused once the state is older than ``STALE_AFTER`` refreshes.
+An old state only misses later decisions: a decided transaction stays decided. So publishing continues while Tephra does
+not answer; readers of committed messages are refused once the state is older than ``STALE_AFTER`` refreshes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ForeignTephra:
 
     @property
     def address(self) -> str:
-        """The Tephra's ``host:port``."""
+        """The Tephra service's ``host:port``."""
         return self._client.address
 
     async def run(self) -> None:
@@ -143,11 +143,11 @@ class ForeignTephra:
         return None if since_s is None else trio.current_time() - since_s
 
     def standing(self, pointer: int) -> Standing:
-        """Return the standing of a pointer by the last state."""
+        """Return the standing of a pointer according to the last state."""
         return "unknown" if self._known is None else _standing(self._known, pointer)
 
     def pointers_of(self, pointer: int) -> tuple[int, ...]:
-        """Return all pointers of an open transaction by the last state; only the pointer itself if it is unknown."""
+        """Return all pointers of an open transaction in the last state; only the pointer itself if it is unknown."""
         return (pointer,) if self._known is None else self._known.checkpointed.get(pointer, (pointer,))
 
     def view(self) -> View:
@@ -195,7 +195,7 @@ class ForeignTephra:
         return max(min(bound, inactive_bound(self._clock.now_ms() - LATE_MS, self._max_lifetime_ms)), 0)
 
     def begin_pass(self) -> CompletePass:
-        """Return list and bound for the janitor's next pass. Raises TransactionsUnavailable if the state is too old."""
+        """Return list and bound of the janitor's next pass. Raises TransactionsUnavailable if the state is too old."""
         return CompletePass(self._clock.now_ms(), self.invalids(), self.prune_bound())
 
     async def pointer_locations(self) -> PointerLocations:
@@ -219,7 +219,7 @@ class ForeignTephra:
         return 0
 
     def pruning(self) -> PruningFigures:
-        """Return figures for pruning the Tephra's list. Raises TransactionsUnavailable if the state is too old."""
+        """Return figures for pruning Tephra's list. Raises TransactionsUnavailable if the state is too old."""
         invalids = self.invalids()
         last = self._last_pass
         where: PointerLocations = self._pointers if self._cluster_locations is None else self._cluster_locations

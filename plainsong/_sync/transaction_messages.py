@@ -2,11 +2,11 @@
 """The messages of a transaction: a member that buffers them in bounded memory and publishes them at the commit.
 
 Messages beyond the bound are *stored* with the daemon under the transaction's pointer, invisible to readers, so a
-transaction may have any number. Each store is a separate segment. A store that gets no answer is retried as a new
-segment, and only acknowledged segments are published, so a long transaction survives a restart of the daemon. The
-commit sends one publish for each topic. If some messages were stored, it stores the rest and publishes the segments,
-which is idempotent and may be retried; otherwise it publishes the messages. Messages keep the order of the calls. A
-rollback names only the pointer, so it also covers segments whose store got no answer.
+transaction may have any number. Each store is a separate segment. A store without an answer is repeated as another
+segment, and only acknowledged segments are published: a transaction of hours survives a restart of the daemon. The
+commit sends one publish for each topic: of its messages, or, if some were stored, of its segments after storing the
+rest, which is idempotent and may be repeated. The order is that of the calls. A rollback names only the pointer, so it
+also covers segments without an answer.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ REQUEST_MESSAGES = 100_000
 UNDO_S = 10.0
 
 
-#: Minimum time-out of a request, even if the transaction has less time left: the daemon's error says more than a local
-#: time-out.
+#: The minimum time of a request, however late: the daemon's own answer says more than a local time-out.
 MIN_CALL_S = 1.0
 
 
@@ -64,7 +63,7 @@ class TopicBuffer:
 
 
 class TransactionMessages:
-    """The member that buffers, stores and publishes messages, for one transaction after another."""
+    """The member that buffers, stores and publishes messages, for one transaction after the other."""
 
     name = "messages"
 
@@ -117,7 +116,7 @@ class TransactionMessages:
         """Stores messages of the largest topics until half of the buffer is free.
 
         Raises:
-          the error of a store; the transaction can then only be rolled back.
+          the error of a store; the transaction can only be undone then.
         """
         bounds = self._bounds
         while self._bytes > bounds.buffer_bytes // 2 or self._messages > bounds.buffer_messages // 2:
@@ -150,8 +149,7 @@ class TransactionMessages:
         def again(error: PlainsongError) -> Call[None] | None:
             return stored() if error.outcome == "unknown" else None
 
-        # A retry is harmless: the commit publishes only the segments that it names, and of this store only the last
-        # attempt's.
+        # Repeating it is harmless: the commit publishes the segments that it names, and this names the last attempt's.
         call = waiting_for_service(stored())._replace(repeat="harmless", again=again)
         channel.call(call, max(MIN_CALL_S, limit_s))
         assert request.segment is not None
@@ -201,14 +199,14 @@ class TransactionMessages:
         self._transaction = transaction
 
     def tx_changes(self) -> Collection[bytes]:
-        """Returns no changes, since appends never conflict."""
+        """None: appends never conflict."""
         return ()
 
     def commit_tx(self) -> bool:
         """Publishes each topic once, in the order of their first messages.
 
         Raises:
-          TransactionFailed: an earlier store failed.
+          TransactionFailed: an earlier store failed. The error of a publish.
         """
         if self._broken is not None:
             raise TransactionFailed("messages could not be stored earlier in this transaction") from self._broken
@@ -245,10 +243,10 @@ class TransactionMessages:
         self._end()
 
     def rollback_tx(self) -> bool:
-        """Rolls back every topic written to. Returns False if a topic may still have messages of the transaction.
+        """Rolls back every topic written to; False if one may have kept something.
 
         Raises:
-          PlainsongError: the first failure; the other topics were rolled back anyway, unless the daemon is unreachable.
+          PlainsongError: the first failure; the others were rolled back nevertheless, unless the daemon is unreachable.
         """
         first: PlainsongError | None = None
         for pointer, topic in [(pointer, topic) for pointer, topics in self._touched.items() for topic in topics]:

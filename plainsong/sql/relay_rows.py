@@ -188,7 +188,7 @@ class RelayRows:
     # --- inside a transaction --------------------------------------------------------------------
 
     def _locked(self, connection: Connection, topic: str) -> Standing:
-        """Locks and returns the topic's row, by an update, since that excludes other writers on SQLite too."""
+        """Locks and returns the topic's row. Uses an update, since that excludes other writers on SQLite too."""
         here = self._topics.c.topic == topic
         connection.execute(update(self._topics).where(here).values(topic=self._topics.c.topic))
         return self._look(connection, topic)

@@ -3,10 +3,11 @@
     row of the metadata table whose valid cell says *gone*   removed as a whole
     fence of an epoch, once a topic has more than a few      removed, if no row of the topic has that epoch
 
-Both are removed only if they are older than a day by HBase's own clock, and only as they were read, by timestamp. So a
-put in progress has a day to arrive; and a row can be put again even if HBase's clock was set back by up to a day,
-although a removal hides every cell with its timestamp or an earlier one. Rows that no head governs stay. So do
-unreadable rows, and everything that depends on them; they are logged once, and do not stop other removals.
+Both are removed only if they are older than a day by HBase's own clock, and only in the version that was read,
+identified by its timestamp. So a put in progress has a day to arrive; and a row can be put again even if HBase's clock
+was set back by up to a day, although a removal hides every cell with its timestamp or an earlier one. Rows that no head
+governs stay. So do unreadable rows, and everything that depends on them; they are logged once, and do not stop other
+removals.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _KINDS = (HIGH_WATER, READER, POINTER, PRODUCER, PRODUCERS)
 
 
 class Upkeep:
-    """Removes such rows and fences step by step, in cycles from the first row of the table to the last."""
+    """Removes these rows and fences step by step, in cycles from the first row of the table to the last."""
 
     def __init__(self, pool: Pool, tables: Tables, owners: Owners, *, timeout_s: float, kept_s: float) -> None:
         self._pool = pool
@@ -93,7 +94,7 @@ class Upkeep:
         return removed
 
     async def _heads_of(self, prefixes: Sequence[bytes]) -> dict[bytes, Head]:
-        """Return the heads of these topics without unreadable ones, which are found by bisection."""
+        """Return the heads of these topics, except unreadable ones, which are found by bisection."""
         try:
             return dict(await self._owners.heads_of(prefixes))
         except DamagedRow as error:
@@ -162,7 +163,7 @@ class Upkeep:
         return of_messages if first is None else min(first, of_messages), others
 
     async def _epochs_of_entries(self, prefix: bytes) -> tuple[int | None, set[int]] | None:
-        """Do the same for the payload table of a topic without stored messages; its chains may have very many entries.
+        """Like ``_epochs``, for the payload table of a topic without stored messages; its chains may have many entries.
 
         A generation's entries precede its other rows, and are ordered by epoch as messages are. None: there are stored
         messages, which are ordered by pointer, so each would have to be read.

@@ -292,7 +292,7 @@ def plant_in_requests(site):
 
 
 def look_at_everything(site):
-    """Record everything that the daemon shows unasked, and the output of commands."""
+    """Record everything that the daemon outputs unprompted, and the output of commands."""
     site.daemon.signal(1)
     for route in ROUTES:
         path = route.path

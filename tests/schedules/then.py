@@ -26,7 +26,7 @@ class _Bell(loop.Waker):
 
 
 loop.Bell = _Bell  # type: ignore[attr-defined]  # the packed code imports it by this name
-#: Its name then.
+#: The constant's name in version 0.1.
 rows.PLAIN_BESIDE_BYTES = rows.PLAIN_OVERHEAD_BYTES  # type: ignore[attr-defined]
 
 from storage_then import database, group_commit, metadata, packs, tables, tidying, view, volumes  # type: ignore[import-not-found]  # noqa: E402

@@ -1,5 +1,4 @@
-"""A chained topic: a client that publishes to it, also stored messages, and keeps its heads, and a verifier that judges
-it when all faults are over.
+"""A chained topic: a client that publishes plain and stored messages and saves heads, and the final verification.
 
 The verifier is the client's (`plainsong/chains.py`). In addition, every head that a client ever saw must be an entry of
 the final chain, and acknowledged messages must be among the verified ones.
@@ -46,7 +45,7 @@ def judged(notes: Notes) -> list[Anomaly]:
 
 
 class Keeper:
-    """Publishes to the topic and keeps its heads, one request at a time."""
+    """Publishes to the topic and saves its heads, one request at a time."""
 
     def __init__(self, stage: SimulatedStage, voice: Voice) -> None:
         self.stage, self.voice, self.notes = stage, voice, stage.ledger
