@@ -85,7 +85,7 @@ async def behind(store: Reads, table: Table, bad: bytes, stop: bytes) -> bytes |
 
     The search doubles its steps, then halves them: any number of blocks costs a few dozen reads. Raises StoreError.
     """
-    # Search among keys of the table's own length, so that the key before the result is the last unreadable one.
+    # Search among keys of the table's own length, so that the key before the result may be the last unreadable one.
     prefix = topic_prefix(bad) or stop
     tail_bytes = _TAIL_BYTES.get(table)
     width = max(len(bad), len(stop)) + _OTHER_TAIL_BYTES if tail_bytes is None else len(prefix) + tail_bytes
