@@ -14,6 +14,7 @@ import trio.testing
 from actors import standby as standby_module
 from actors.second_copy import LOOK_EVERY_S, leave_copy
 from actors.settings import ReplicationConfig
+from actors.settling import settle
 from actors.standby import LATE_S, Standby, settle_alone
 from plainsong.protocol.effects import Put, RollBack, Table
 from storage.base import StoreError, StoreUnusable
@@ -667,7 +668,7 @@ async def test_without_a_lease_too_a_standby_whose_next_segment_was_removed_begi
     assert await rows_in(tmp_path / "second") == wanted
 
 
-async def test_a_standby_that_has_not_reached_its_bases_state_does_not_become_a_store_of_its_own(tmp_path, objects):
+async def test_a_standby_becomes_a_store_of_its_own_once_it_has_reached_its_bases_state(tmp_path, objects, monkeypatch):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(3)
         await running.counted()
@@ -678,8 +679,18 @@ async def test_a_standby_that_has_not_reached_its_bases_state_does_not_become_a_
         noted = Followed.decode(await store.get(Table.METADATA, FOLLOWED_KEY)).place
         last = max(noted.commit or 0, record.place.commit)
         with pytest.raises(StoreUnusable, match=f"consistent only from commit {last + 1}"):
-            await settle_alone(store, replace(record, until=last + 1), lambda: 1)
-        await settle_alone(store, replace(record, until=last), lambda: 1)
+            await settle_alone(store, replace(record, until=last + 1), lambda: 1, 0.0)
+        settled = []
+
+        async def recorded(store, what, now_ms):
+            settled.append(what)
+            await settle(store, what, now_ms)
+
+        monkeypatch.setattr(standby_module, "settle", recorded)
+        for lease_s in (0.0, 25.0):
+            await settle_alone(store, replace(record, until=last), lambda: 1, lease_s)
+    # The primary may have acknowledged until its lease was over.
+    assert settled[1].ahead_ms - settled[0].ahead_ms == 25_000 - round(1000 * LATE_S)
 
 
 async def test_a_standby_does_not_take_over_a_log_that_lacks_counted_commits(tmp_path, objects):
