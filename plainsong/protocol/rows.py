@@ -88,6 +88,10 @@ class PlainRows(Sequence[tuple[bytes, bytes]]):
         """Return the number of leading rows within ``most`` rows and ``most_bytes`` of wire form."""
 
     @abstractmethod
+    def sizes(self) -> list[int]:
+        """Return the size of each row's wire form."""
+
+    @abstractmethod
     def wire(self) -> bytes:
         """Return the wire form, as ``plain_wire`` does."""
 
@@ -134,6 +138,10 @@ class PlainItems(PlainRows):
             return len(items)
         ends = itertools.accumulate(beside + len(item) for item in items)
         return sum(1 for _ in itertools.takewhile(most_bytes.__ge__, ends))
+
+    def sizes(self) -> list[int]:
+        """See ``PlainRows``."""
+        return [len(ITEM_START) + size for size in map(len, self._items)]
 
     def wire(self) -> bytes:
         """See ``PlainRows``."""

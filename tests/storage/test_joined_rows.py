@@ -24,7 +24,7 @@ from storage.leveldb.engine.database import Database
 from storage.leveldb.engine.packs import MARK, MIN_ROWS, packs_of, stored
 from storage.leveldb.engine.ranges import JOINED_ROWS, LIST_ROWS, TOGETHER
 from tests.storage.contract import LAST
-from tests.storage.fed_in_lists import page_in_lists
+from tests.storage.fed_in_lists import extent_in_lists, page_in_lists
 
 NAME = TopicName("ns", "topic")
 PREFIX = generation_prefix(NAME, 1)
@@ -56,7 +56,9 @@ def key(number: int) -> bytes:
     max_bytes=st.integers(1, 3000),
     since=st.integers(0, 50),
 )
-def test_a_page_of_joined_rows_equals_that_of_rows_one_by_one(values, is_known, lists, limit, max_bytes, since):
+def test_a_page_and_an_extent_of_joined_rows_equal_those_of_rows_one_by_one(
+    values, is_known, lists, limit, max_bytes, since
+):
     rows = [(key(number), value) for number, value in enumerate(values)]
     items = [position(number) + PLAIN_GAP + value for number, value in enumerate(values)]
     joined = PlainItems(PREFIX, items, sum(map(len, items)) if is_known else None)
@@ -67,6 +69,7 @@ def test_a_page_of_joined_rows_equals_that_of_rows_one_by_one(values, is_known, 
 
     bounds = lists, span, limit, max_bytes
     assert page_in_lists(joined[since:], *bounds) == page_in_lists(rows[since:], *bounds)
+    assert extent_in_lists(joined[since:], *bounds) == extent_in_lists(rows[since:], *bounds)
     if not since:
         assert page_in_lists(joined, *bounds) == page_in_lists(rows, *bounds)
 

@@ -27,7 +27,7 @@ from storage.leveldb.engine import packs
 from storage.leveldb.engine.packs import MARK, PACK_BYTES, Pack, packs_of, stored
 from storage.leveldb.engine.plain_parts import PlainPart, PlainParts
 from tests.storage.contract import LAST, everything
-from tests.storage.fed_in_lists import page_in_lists
+from tests.storage.fed_in_lists import extent_in_lists, page_in_lists
 from tests.storage.rolling_contract import under
 from tests.storage.tiny_volumes import paused_until, settled
 
@@ -162,6 +162,7 @@ def check_rows_that_stay_together(together, rows, lists, limit, max_bytes, since
     reached = [row for row in rows if row[0] >= PREFIX + pack_position(1000, since)]
     before = len(rows) - len(reached)
     assert page_in_lists(together[before:], *bounds) == page_in_lists(reached, *bounds)
+    assert extent_in_lists(together[before:], *bounds) == extent_in_lists(reached, *bounds)
 
 
 @pytest.mark.parametrize(

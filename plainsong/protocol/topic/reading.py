@@ -15,7 +15,7 @@ it needs next. It passes visible messages to ``_take``, from which pages, extent
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,7 +35,7 @@ from plainsong.protocol.rows import (
     expires_ms_of,
     plain_wire,
 )
-from plainsong.protocol.topic.visibility import InlineDelivery, Reference
+from plainsong.protocol.topic.visibility import STORED_OVERHEAD_BYTES, InlineDelivery, Reference
 from plainsong.protocol.transactions.view import AsOfView, Verdict
 
 if TYPE_CHECKING:
@@ -421,7 +421,8 @@ class Paging(Walk):
 #
 # An extent measures a bounded read, and finds where to split it, without keeping its messages. It ends exactly where a
 # poll with the same bounds and the same view would, and counts the bytes of the wire form. To split it into equal parts
-# it remembers the ids of messages at a stride of bytes; when there are too many, it drops every other one.
+# it remembers the ids of messages at a stride of bytes; when there are too many, it drops every other one. It measures
+# lists of rows by their sizes, without making an item of each, which would cost more than reading them.
 
 
 #: The maximum number of ids stored. With a thousand parts, each part's size is then exact to a sixteenth.
@@ -470,16 +471,27 @@ class Extent(Walk):
                 bounds.append(bound)
         return bounds
 
+    def _deliver_plain(self, rows: Rows) -> bool:
+        """Measure rows that have only a payload."""
+        if not rows:
+            return not self.done
+        if isinstance(rows, PlainRows):
+            sizes = rows.sizes()
+        else:
+            sizes = [PLAIN_OVERHEAD_BYTES + len(value) for _, value in rows]
+        return self._measure(sizes, lambda index: rows[index][0][-POSITION_BYTES:] + NO_PAYLOAD_PART)
+
+    def _deliver_stored(self, rows: Rows, payloads: Sequence[bytes]) -> bool:
+        """Measure payload rows, unless they may hold the reader or are damaged."""
+        assert self.reference is not None  # while payload rows are read
+        if not rows or self.reference.held_at is not None or not all(payloads):
+            return super()._deliver_stored(rows, payloads)
+        position = self.reference.position
+        sizes = [STORED_OVERHEAD_BYTES + size for size in map(len, payloads)]
+        return self._measure(sizes, lambda index: position + rows[index][0][-POSITION_BYTES:])
+
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
-        for item in items:
-            size = len(item)
-            if self._is_full(size):
-                return self._cut()
-            self._last_id = item[1 : 1 + ID_BYTES]
-            self._add_split_point(self._last_id)
-            self.count += 1
-            self.bytes += size
-        return True
+        return self._measure(list(map(len, items)), lambda index: items[index][1 : 1 + ID_BYTES])
 
     def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
         """Raise if there is no message before it, else end there, like a page."""
@@ -487,22 +499,50 @@ class Extent(Walk):
             raise damage
         return self._cut()
 
-    def _is_full(self, size: int) -> bool:
-        if self._limit is not None and self.count >= self._limit:
-            return True
-        return self._max_bytes is not None and bool(self.count) and self.bytes + size > self._max_bytes
+    def _measure(self, sizes: Sequence[int], id_at: Callable[[int], bytes]) -> bool:
+        """Add messages, given the sizes of their items. Returns False when the extent is full.
+
+        Args:
+          id_at: returns the id of one of them by its index.
+        """
+        self.passed = False
+        #: The bytes before each of them, and after the last.
+        ends = list(accumulate(sizes, initial=self.bytes))
+        taken = self._fitting(ends)
+        if taken:
+            self._add_split_points(ends, taken, id_at)
+            self._last_id = id_at(taken - 1)
+            self.count += taken
+            self.bytes = ends[taken]
+        self.done = taken < len(sizes) and not self._cut()
+        return not self.done
+
+    def _fitting(self, ends: Sequence[int]) -> int:
+        taken = len(ends) - 1
+        if self._limit is not None:
+            taken = min(taken, self._limit - self.count)
+        if self._max_bytes is not None:
+            # The first message of an extent fits, however large it is.
+            least = 0 if self.count else 1
+            taken = min(taken, max(least, bisect_right(ends, self._max_bytes) - 1))
+        return taken
 
     def _cut(self) -> bool:
         self._end = after(self._last_id)
         return False
 
-    def _add_split_point(self, message_id: bytes) -> None:
-        if self._split_points and self.bytes < self._split_points[-1][0] + self._stride:
-            return
-        self._split_points.append((self.bytes, message_id))
-        if len(self._split_points) > MAX_SPLIT_POINTS:
-            self._split_points = self._split_points[::2]
-            self._stride = max(2 * self._stride, 2 * self.bytes // MAX_SPLIT_POINTS)
+    def _add_split_points(self, ends: Sequence[int], taken: int, id_at: Callable[[int], bytes]) -> None:
+        index = 0
+        while True:
+            if self._split_points:
+                index = bisect_left(ends, self._split_points[-1][0] + self._stride, index, taken)
+            if index == taken:
+                return
+            self._split_points.append((ends[index], id_at(index)))
+            if len(self._split_points) > MAX_SPLIT_POINTS:
+                self._split_points = self._split_points[::2]
+                self._stride = max(2 * self._stride, 2 * ends[index] // MAX_SPLIT_POINTS)
+            index += 1
 
 
 # --- counts, and the newest message: both read a bounded number of rows -----------------------------

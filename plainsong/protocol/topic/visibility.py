@@ -164,6 +164,8 @@ class VisibleMessages:
 
 #: An item: the position of the reference, that of the payload row, and the payload preceded by its length.
 _STORED_ITEM = ITEM_START + b"%b%b%b"
+#: Bytes of such an item before the payload's length.
+STORED_OVERHEAD_BYTES = len(ITEM_START) + 2 * POSITION_BYTES
 
 
 @dataclass(slots=True)
@@ -209,6 +211,11 @@ class StoredDelivery(Delivery):
     def _feed_extras_of_stored(self, rows: Rows) -> bool:
         """Take payload rows with extras; equal extras are decoded once."""
         starts = PayloadStarts()
+        first = rows[0][1]
+        start = starts[first[1:HEAD_STOP]]
+        # A list usually has the rows of one request, which differ only in their payloads.
+        if len({value[:start] for _, value in rows}) == 1:
+            return self._feed_alike(rows, first[:start])
         known: dict[bytes, tuple[bool, Mapping[str, str] | None]] = {}
         winning, payloads = [], []
         try:
@@ -228,6 +235,21 @@ class StoredDelivery(Delivery):
         except DamagedRow:
             return self._feed_stored_one_by_one(rows)
         return self._deliver_stored(winning, payloads)
+
+    def _feed_alike(self, rows: Rows, head: bytes) -> bool:
+        """Take payload rows that have the same bytes before their payloads."""
+        try:
+            is_winner, strings = self._decode_head(head)
+        except DamagedRow:
+            return self._feed_stored_one_by_one(rows)
+        if not is_winner:
+            return not self.done
+        if strings and self.with_attributes:
+            assert self.reference is not None  # while payload rows are read
+            position = self.reference.position
+            self.attributes = {position + key[-POSITION_BYTES:]: strings for key, _ in rows}
+        start = len(head)
+        return self._deliver_stored(rows, [value[start:] for _, value in rows])
 
     def _decode_head(self, head: bytes) -> tuple[bool, Mapping[str, str] | None]:
         """Decode the bytes before the payload of rows; return whether their segment won, and their attributes.

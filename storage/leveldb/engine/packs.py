@@ -305,6 +305,13 @@ class Pack:
         """Return the size of the wire form of rows from one index to another, if they are plain."""
         return PLAIN_OVERHEAD_BYTES * (stop - first) + self._bounds[stop] - self._bounds[first]
 
+    def wire_sizes(self, first: int, stop: int) -> list[int]:
+        """Return the size of the wire form of each row from one index to another, if they are plain."""
+        bounds = self._bounds
+        if isinstance(bounds, range):
+            return [PLAIN_OVERHEAD_BYTES + bounds.step] * (stop - first)
+        return [PLAIN_OVERHEAD_BYTES + high - low for low, high in pairwise(bounds[first : stop + 1])]
+
     def within(self, first: int, stop: int, most_bytes: int) -> int:
         """Return how many plain rows from ``first`` on have a wire form of at most ``most_bytes``, up to ``stop``."""
         if isinstance(self._bounds, range):

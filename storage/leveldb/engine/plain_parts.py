@@ -48,6 +48,10 @@ class PlainPart(PlainRows):
         """See ``PlainRows``."""
         return min(most, self._pack.within(self._first, self._stop, most_bytes))
 
+    def sizes(self) -> list[int]:
+        """See ``PlainRows``."""
+        return self._pack.wire_sizes(self._first, self._stop)
+
     def wire(self) -> bytes:
         """See ``PlainRows``."""
         return self._pack.wire(self._first, self._stop)
@@ -102,6 +106,10 @@ class PlainParts(PlainRows):
                 break
             most_bytes -= part.wire_bytes
         return found
+
+    def sizes(self) -> list[int]:
+        """See ``PlainRows``."""
+        return list(chain.from_iterable(part.sizes() for part in self._parts))
 
     def wire(self) -> bytes:
         """See ``PlainRows``."""
