@@ -25,10 +25,14 @@ class Following:
     """The state that one query's source caches about its topics.
 
     All of it may be lost: it only saves requests and prevents false reports of loss.
+
+    Args:
+      splits: the number of parts in which to measure topics; None: as a whole.
     """
 
-    def __init__(self, calls: Calls, subscription: Subscription, losses: Losses) -> None:
+    def __init__(self, calls: Calls, subscription: Subscription, losses: Losses, splits: int | None = None) -> None:
         self._calls = calls
+        self._splits = splits
         self._subscription = subscription
         self._losses = losses
         self._turn = 0
@@ -40,6 +44,8 @@ class Following:
         self.newest: dict[str, Position] = {}
         #: By topic, about how many messages are left for later micro-batches; a topic without any may be missing.
         self.behind: dict[str, int] = {}
+        #: By topic, where the newest micro-batch begins, and what it has from there on.
+        self._measured: dict[str, tuple[bytes, Extent]] = {}
         self._backlog = Backlog(calls)
 
     def advance(
@@ -81,12 +87,13 @@ class Following:
             time.sleep(min(wait_ms / 1000, self._backlog.left_s(trigger)))
             return found
         self._turn += 1
-        measured = measure(self._calls, wanted, self._subscription.isolation, trigger, self._turn)
-        self.behind = {}
+        measured = measure(self._calls, wanted, self._subscription.isolation, trigger, self._turn, self._splits)
+        self.behind, self._measured = {}, {}
         for topic, each in measured.items():
             if each is None:
                 self._losses.deleted(topic)
                 continue
+            self._measured[topic] = found[topic].next, each.extent
             found[topic] = self._moved(topic, found[topic], each.extent)
             self.newest[topic] = found[topic]
             if each.is_cut:
@@ -94,6 +101,12 @@ class Following:
                 self.newest[topic] = Position(found[topic].generation, newest)
         self.newest = {topic: self.newest.get(topic, position) for topic, position in found.items()}
         return found
+
+    def extent(self, topic: str, generation: int, start: bytes, end: bytes) -> Extent | None:
+        """Return the extent of a range, with its splits; None unless the newest micro-batch was found to have it."""
+        began, found = self._measured.get(topic, (b"", None))
+        is_same = found is not None and (began, found.end, found.generation) == (start, end, generation)
+        return found if is_same else None
 
     def complete_from(self, topic: str, start: bytes) -> bytes:
         """Return the position from which a range from ``start`` on must be complete; there was no message before it."""
@@ -265,19 +278,26 @@ class Measured(NamedTuple):
 
 
 def measure(
-    calls: Calls, wanted: Mapping[str, Wanted], isolation: Isolation, trigger: Trigger, turn: int
+    calls: Calls,
+    wanted: Mapping[str, Wanted],
+    isolation: Isolation,
+    trigger: Trigger,
+    turn: int,
+    splits: int | None = None,
 ) -> dict[str, Measured | None]:
     """Return the extents to read now; None if the topic does not exist.
 
     A topic without a share in this batch has an empty extent at its start.
 
+    Args:
+      splits: the number of parts of each extent.
     Raises:
       BrokerError: a topic cannot be read.
     """
     extents: dict[str, Extent] = {}
     found: dict[str, Measured | None] = {}
     for topic, each in wanted.items():
-        extent = _extent_or_none(calls, topic, each, isolation, trigger)
+        extent = _extent_or_none(calls, topic, each, isolation, trigger, splits)
         if extent is None:
             found[topic] = None
         else:
@@ -295,7 +315,7 @@ def measure(
                 found[topic] = Measured(_nothing(extent, wanted[topic].start), is_cut=True)
                 continue
             share = Trigger(message_shares[topic], max(1, byte_shares[topic]))  # at least one message
-            extent = _extent(calls, topic, wanted[topic], isolation, share)
+            extent = _extent(calls, topic, wanted[topic], isolation, share, splits)
             found[topic] = Measured(extent, is_cut=True)
         size = extent.size_bytes
         if trigger.max_bytes is not None and used_bytes and used_bytes + size > trigger.max_bytes:
@@ -310,16 +330,20 @@ def _nothing(extent: Extent, start: bytes) -> Extent:
     return extent._replace(end=start, messages=0, size_bytes=0, splits=())
 
 
-def _extent_or_none(calls: Calls, topic: str, wanted: Wanted, isolation: Isolation, trigger: Trigger) -> Extent | None:
+def _extent_or_none(
+    calls: Calls, topic: str, wanted: Wanted, isolation: Isolation, trigger: Trigger, splits: int | None = None
+) -> Extent | None:
     try:
-        return _extent(calls, topic, wanted, isolation, trigger)
+        return _extent(calls, topic, wanted, isolation, trigger, splits)
     except BrokerError as error:
         if error.code == "topic_not_found":
             return None
         raise
 
 
-def _extent(calls: Calls, topic: str, wanted: Wanted, isolation: Isolation, trigger: Trigger) -> Extent:
+def _extent(
+    calls: Calls, topic: str, wanted: Wanted, isolation: Isolation, trigger: Trigger, splits: int | None
+) -> Extent:
     return whole_extent(
         calls,
         topic,
@@ -327,6 +351,7 @@ def _extent(calls: Calls, topic: str, wanted: Wanted, isolation: Isolation, trig
         end=wanted.end,
         max_messages=trigger.max_messages,
         max_bytes=trigger.max_bytes,
+        splits=splits,
         isolation=isolation,
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark_plainsong.calls import Calls, Extent, Isolation
 
@@ -113,38 +113,51 @@ class TooManyPartitions(ValueError):
     """The options ask for more partitions than a job can have."""
 
 
+def splits_for(min_partitions: int | None) -> int | None:
+    """Return into how many parts to measure ranges that are to be cut into partitions; None if they are not."""
+    return None if min_partitions is None else min(_MAX_SPLITS, 4 * min_partitions)
+
+
 def cut(
-    calls: Calls, ranges: Sequence[TopicRange], min_partitions: int | None, max_records: int | None
+    calls: Calls,
+    ranges: Sequence[TopicRange],
+    min_partitions: int | None,
+    max_records: int | None,
+    measured: Mapping[TopicRange, Extent] | None = None,
 ) -> list[TopicRange]:
     """Cut ``ranges`` into ``min_partitions`` parts or more, of ``max_records`` messages each or fewer.
 
     A part may end between messages of one transaction or one batch.
 
+    Args:
+      measured: extents that are known, with ``splits_for(min_partitions)`` splits; the other ranges are measured.
     Raises:
       TooManyPartitions, BrokerError: nothing was read.
     """
     parts = list(ranges)
     if min_partitions is not None and parts and len(parts) < min_partitions:
-        parts = _in_parts(calls, parts, min_partitions)
+        parts = _in_parts(calls, parts, min_partitions, measured or {})
     if max_records is not None:
         parts = _in_steps(calls, parts, max_records)
     return parts
 
 
-def _in_parts(calls: Calls, ranges: Sequence[TopicRange], wanted: int) -> list[TopicRange]:
+def _in_parts(
+    calls: Calls, ranges: Sequence[TopicRange], wanted: int, measured: Mapping[TopicRange, Extent]
+) -> list[TopicRange]:
     """Cut each range into parts of about equal bytes, a very long one into parts of about equal counts.
 
     Larger ranges get more parts.
     """
-    splits = min(_MAX_SPLITS, 4 * wanted)
     extents = [
-        whole_extent(
+        measured.get(each)
+        or whole_extent(
             calls,
             each.topic,
             start=each.start,
             end=each.end,
             isolation=each.isolation,
-            splits=splits,
+            splits=splits_for(wanted),
             as_of_ms=each.as_of_ms,
         )
         for each in ranges

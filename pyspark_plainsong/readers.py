@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 
 from pyspark_plainsong.following import Following, Trigger
 from pyspark_plainsong.offsets import FIRST, Position, from_offset, to_offset
-from pyspark_plainsong.partitions import LaterTopics, TopicRange, cut
+from pyspark_plainsong.partitions import LaterTopics, TopicRange, cut, splits_for
 from pyspark_plainsong.range_reader import RangeReader
 from pyspark_plainsong.subscription import Losses, Subscription
 from pyspark_plainsong.wire import BrokerError
@@ -152,7 +152,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._calls = options.connection.calls()
         self._losses = Losses(self._namespace, fail=options.fail_on_data_loss)
         self._subscription = Subscription(self._calls, options, self._losses)
-        self._following = Following(self._calls, self._subscription, self._losses)
+        self._following = Following(self._calls, self._subscription, self._losses, splits_for(options.min_partitions))
         self._reader = RangeReader(
             self._calls, schema, self._losses, fetch_size=options.fetch_size, patience_s=STREAM_PATIENCE_S
         )
@@ -236,7 +236,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first_id = first.next if first.generation == last.generation else FIRST
             if first_id < last.next:
                 ranges.append(self._range(topic, last.generation, first_id, last.next))
-        return list(cut(self._calls, ranges, self._options.min_partitions, self._options.max_records_per_partition))
+        extents = {each: self._following.extent(each.topic, each.generation, each.start, each.end) for each in ranges}
+        measured = {each: extent for each, extent in extents.items() if extent is not None}
+        return cut(self._calls, ranges, self._options.min_partitions, self._options.max_records_per_partition, measured)
 
     def _range(self, topic: str, generation: int, start: bytes, end: bytes) -> TopicRange:
         # A read from the oldest message promises only those that still exist when it runs.

@@ -360,6 +360,33 @@ def test_a_batch_is_cut_into_partitions_too(tables, follow):
     assert payloads(reader, parts) == written
 
 
+def test_a_micro_batch_is_measured_once_for_its_bounds_and_its_partitions(tables, follow, monkeypatch):
+    topic = tables.create("stream-measured")
+    written = tables.publish_many(topic, 200)
+    measured = []
+    real = Calls.offsets
+
+    def offsets(calls, topic, **given):
+        found = real(calls, topic, **given)
+        measured.append(found.messages)
+        return found
+
+    monkeypatch.setattr(Calls, "offsets", offsets)
+    reader = follow(topic, minPartitions=4, maxOffsetsPerTrigger=120)
+    start, read = reader.initialOffset(), []
+    for count in (120, 80):
+        measured.clear()
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        parts = reader.partitions(start, end)
+        assert (len(parts), sum(measured)) == (4, count)
+        read += payloads(reader, parts)
+        begun, start = start, end
+    assert read == written
+    # A batch that runs again, in another process, has the same messages.
+    again = follow(topic, minPartitions=4)
+    assert payloads(again, again.partitions(begun, end)) == written[120:]
+
+
 def test_a_batch_that_ends_where_it_starts_has_no_partitions(tables, follow):
     topic = tables.create("stream-none")
     tables.publish(topic, "a")
