@@ -51,7 +51,7 @@ def opened(files):
 def written(number, at_ms, digest):
     """A file of one row, which exists nowhere: a commit does not look."""
     file = TableFile(f"data/{number}/day=2026-01-31/part-{number}.parquet", 10, "2026-01-31", 1, at_ms, at_ms, (1, 1))
-    return Written(file, Tally(1, digest), 5, id_at(at_ms), id_at(at_ms))
+    return Written(file, Tally(1, digest), 5)
 
 
 def test_of_two_that_append_from_the_same_place_only_the_first_commits(files):

@@ -86,6 +86,17 @@ def parquet(spark: SparkSession, urls: Iterable[str]) -> DataFrame:
     return spark.read.schema(schema).parquet(*paths).select(*COLUMNS, CHECKSUM)
 
 
+def file_path() -> Column:
+    """Return the path of the file with a row; not its name, which would be cut out of the path for each row."""
+    return sf.input_file_name().alias("path")
+
+
+def name_in(path: str) -> str:
+    """Return a file's name from a ``file_path``, with the folder of its day."""
+    # Writers put a random number into the name of each file, the same for all days of a batch.
+    return "/".join(path.rsplit("/", 2)[1:])
+
+
 def archived(messages: DataFrame, generation: int) -> DataFrame:
     """Convert the connector's rows to those of an archive."""
     return messages.withColumn("generation", sf.lit(generation)).select(*COLUMNS)
@@ -106,7 +117,7 @@ def checksum() -> Column:
         _or_less(sf.octet_length("routing_key")),
         "routing_key",
         _or_less(sf.size("headers")),
-        sf.array_sort(sf.map_entries("headers")),
+        sf.sort_array(sf.map_entries("headers")),  # array_sort calls an interpreted function for each comparison
         _or_less(sf.octet_length("payload")),
         "payload",
     )

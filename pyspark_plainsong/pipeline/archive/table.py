@@ -125,9 +125,6 @@ class Written:
     file: TableFile
     tally: Tally
     payload_bytes: int
-    first: bytes
-    last: bytes
-    """The smallest and the largest id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,22 @@ from pyspark.sql import functions as sf
 from plainsong.positions import now_ms
 from pyspark_plainsong.pipeline.archive import layout
 from pyspark_plainsong.pipeline.archive.appending import starting_offsets
-from pyspark_plainsong.pipeline.archive.reading import CHECKSUM, archived, checksum, day_column, rows_in
+from pyspark_plainsong.pipeline.archive.reading import (
+    CHECKSUM,
+    archived,
+    checksum,
+    day_column,
+    file_path,
+    name_in,
+    rows_in,
+)
 from pyspark_plainsong.pipeline.archive.table import DAY, TableFile, Tally, TopicTable
 from pyspark_plainsong.pipeline.job import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
     from pyspark_plainsong.pipeline.archive.writing import Log
 
@@ -206,20 +214,20 @@ def examine(spark: SparkSession, table: TopicTable, found: Sequence[TableFile]) 
 def _examined_at_once(
     spark: SparkSession, table: TopicTable, found: Sequence[TableFile]
 ) -> dict[str, dict[int, Tally] | str]:
-    # Writers put a random number into the name of each file, the same for all days of a batch.
-    name = sf.regexp_extract(sf.input_file_name(), r"[^/]+/[^/]+$", 0).alias("name")
     namespace, topic = table.folder.split("/")
     is_wrong = (
         ~sf.col(CHECKSUM).eqNullSafe(checksum())
         | ~sf.col("namespace").eqNullSafe(sf.lit(namespace))
         | ~sf.col("topic").eqNullSafe(sf.lit(topic))
     )
-    counted = rows_in(spark, table, found).groupBy(name, "generation", day_column().alias(DAY))
+    counted = rows_in(spark, table, found).groupBy(file_path(), "generation", day_column().alias(DAY))
     columns = [sf.count(sf.lit(1)).alias("rows"), sf.bit_xor(CHECKSUM).alias("digest")]
-    rows = counted.agg(*columns, sf.count_if(is_wrong).alias("wrong")).collect()
+    by_name: dict[str, list[Row]] = {}
+    for row in counted.agg(*columns, sf.count_if(is_wrong).alias("wrong")).collect():
+        by_name.setdefault(name_in(row["path"]), []).append(row)
     result: dict[str, dict[int, Tally] | str] = {}
     for file in found:
-        mine = [row for row in rows if row["name"] == "/".join(file.path.split("/")[-2:])]
+        mine = by_name.get(name_in(file.path), [])
         wrong = sum(int(row["wrong"]) for row in mine)
         count = sum(int(row["rows"]) for row in mine)
         if wrong:

@@ -10,7 +10,16 @@ from pyspark.sql import functions as sf
 
 from plainsong.cli.command import CommandFailed, Exit
 from pyspark_plainsong.pipeline.archive import layout
-from pyspark_plainsong.pipeline.archive.reading import CHECKSUM, archived, checksum, day_column, parquet
+from pyspark_plainsong.pipeline.archive.reading import (
+    CHECKSUM,
+    LAST,
+    archived,
+    checksum,
+    day_column,
+    file_path,
+    name_in,
+    parquet,
+)
 from pyspark_plainsong.pipeline.archive.table import DAY, Batch, Conflict, TableFile, Tally, TopicTable, Written
 
 if TYPE_CHECKING:
@@ -122,10 +131,7 @@ class ArchiveWriter:
         kept = archived(rows, self._log.generation).withColumn(CHECKSUM, checksum()).withColumn(DAY, day_column())
         # Each partition of the connector is a range of ids in order, and so is each file.
         kept.write.option("compression", self._compression).partitionBy(DAY).parquet(self._files.url(folder))
-        written = read_back(spark, self._files, self._log.folder, folder)
-        for each in written:
-            if not bounds.start <= each.first <= each.last < bounds.end:
-                raise CommandFailed(f"{folder} has ids outside its range", code=Exit.STORE)
+        written = read_back(spark, self._files, self._log.folder, folder, bounds)
         self._files.settle([f"{self._log.folder}/{each.file.path}" for each in written])
         return written
 
@@ -156,36 +162,39 @@ class BatchCommitter:
             self._done(committed)
 
 
-def read_back(spark: SparkSession, files: Files, table: str, folder: str) -> list[Written]:
-    """Return the Parquet files in the folders of days below a folder of a table, and their figures, by name."""
+def read_back(
+    spark: SparkSession, files: Files, table: str, folder: str, bounds: layout.Range | None = None
+) -> list[Written]:
+    """Return the Parquet files in the folders of days below a folder of a table, and their figures, by name.
+
+    Args:
+      bounds: the range of their ids; None: any.
+    Raises:
+      CommandFailed: they have ids outside ``bounds``.
+    """
     days = [name for name in files.names(folder) if name.startswith(f"{DAY}=")]
     sizes = {f"{day}/{name}": size for day in days for name, size in files.sizes(f"{folder}/{day}").items()}
     if not sizes:
         return []
-    # The greedy ".*" takes the last match: a folder above the archive may have the same name.
-    name = sf.regexp_extract(sf.input_file_name(), rf".*/({DAY}=[^/]+/[^/]+)$", 1).alias("name")
-    counted = parquet(spark, [files.url(f"{folder}/{each}") for each in sizes]).groupBy(name)
+    counted = parquet(spark, [files.url(f"{folder}/{each}") for each in sizes]).groupBy(file_path())
+    start, end = (sf.lit(each) for each in bounds or (layout.FIRST, LAST))
+    at_ms = sf.unix_millis("publish_timestamp")
+    # All of them are numbers: Spark sorts the rows for the smallest or the largest binary value.
     rows = counted.agg(
         sf.count(sf.lit(1)).alias("rows"),
         sf.coalesce(sf.bit_xor(CHECKSUM), sf.lit(0)).alias("digest"),
         sf.coalesce(sf.sum(sf.octet_length("payload")), sf.lit(0)).alias("size"),
-        *(call(column).alias(f"{call.__name__}_{column}") for call in (sf.min, sf.max) for column in _BOUNDS),
+        sf.count_if((sf.col("message_id") < start) | (sf.col("message_id") >= end)).alias("outside"),
+        *(figure for of in (sf.min, sf.max) for figure in (of(at_ms), of("generation"))),
     ).collect()
     within = folder.removeprefix(f"{table}/")
     found = []
-    for row in sorted(rows, key=lambda each: str(each["name"])):
-        first, last = bytes(row["min_message_id"]), bytes(row["max_message_id"])
-        file = TableFile(
-            f"{within}/{row['name']}",
-            sizes[row["name"]],
-            row["name"].partition("/")[0].removeprefix(f"{DAY}="),
-            int(row["rows"]),
-            layout.time_of(first),
-            layout.time_of(last),
-            (int(row["min_generation"]), int(row["max_generation"])),
-        )
-        found.append(Written(file, Tally(int(row["rows"]), int(row["digest"])), int(row["size"]), first, last))
-    return found
-
-
-_BOUNDS: Final = ("message_id", "generation")
+    for path, count, digest, size, outside, first_ms, lowest, last_ms, highest in rows:
+        if outside:
+            raise CommandFailed(f"{folder} has ids outside its range", code=Exit.STORE)
+        name = name_in(path)
+        day = name.partition("/")[0].removeprefix(f"{DAY}=")
+        generations = int(lowest), int(highest)
+        file = TableFile(f"{within}/{name}", sizes[name], day, count, int(first_ms), int(last_ms), generations)
+        found.append(Written(file, Tally(count, int(digest)), int(size)))
+    return sorted(found, key=lambda each: each.file.path)
