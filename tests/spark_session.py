@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark_plainsong.pipeline.streams import CHECKPOINTS, DISPOSABLE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -52,15 +54,13 @@ QUICK_JVM = (
 )
 #: Spark's launcher is a separate, short-lived JVM.
 LAUNCHER_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: The setting for the class that writes a stream's checkpoints.
-CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 #: Settings for sessions with few rows. Programs that are killed, and some jobs on a cluster, keep Spark's defaults.
 FEW_ROWS = {
     # Generating, compiling and warming up a class for each query costs more than it gains on a few rows.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # The default starts four times as many processes: 45 per micro-batch, most of them readlink.
-    CHECKPOINTS: "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+    CHECKPOINTS: DISPOSABLE,
 }
 #: The same in PYSPARK_SUBMIT_ARGS, for drivers that tests start as processes; spark-submit ignores it.
 FEW_ROWS_ARGS = " ".join([*(f"--conf {name}={value}" for name, value in FEW_ROWS.items()), "pyspark-shell"])

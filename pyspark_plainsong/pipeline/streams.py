@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plainsong.cli.command import CommandFailed
 from plainsong.protocol.errors import PlainsongError
@@ -11,11 +11,36 @@ from plainsong.protocol.errors import PlainsongError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 #: Seconds between reads of a query's progress; its end is noticed at once.
 LOOK_S = 1
+#: The setting for the class that writes checkpoints, and the one for checkpoints that no other run will use: it starts no
+#: processes. Spark's default starts some forty for each micro-batch, which take as much time as the rest of a small one.
+CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
+DISPOSABLE = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+@contextmanager
+def disposable_checkpoints(session: SparkSession) -> Iterator[None]:
+    """Let the queries that start in this block write their checkpoints for this run only.
+
+    Changes nothing if the user has set the class, or if this Spark has no class of that name.
+    """
+    from py4j.java_gateway import JavaClass
+
+    found: Any = session._jvm  # the JVM's packages and classes by name
+    for part in DISPOSABLE.split("."):
+        found = getattr(found, part)
+    if session.conf.get(CHECKPOINTS, None) is not None or not isinstance(found, JavaClass):
+        yield
+        return
+    session.conf.set(CHECKPOINTS, DISPOSABLE)
+    try:
+        yield
+    finally:
+        session.conf.unset(CHECKPOINTS)
 
 
 class Batches:

@@ -26,6 +26,7 @@ from pyspark_plainsong.pipeline.archive.archiving import append, compact, verify
 from pyspark_plainsong.pipeline.archive.table import TopicTable
 from pyspark_plainsong.pipeline.archive.writing import ArchiveWriter
 from pyspark_plainsong.pipeline.job import Run
+from pyspark_plainsong.pipeline.streams import CHECKPOINTS, DISPOSABLE, disposable_checkpoints
 from tests.daemon.harness import ROOT, Daemon, eventually
 from tests.patience import SPARK_PATIENCE_S
 from tests.pipeline.archives import files_of, in_archive, in_topic, published, raw_ids, url_of
@@ -335,3 +336,18 @@ def traces(folder, trace):
 
 def came_as_far(process, folder, trace, before):
     return process.poll() is not None or traces(folder, trace) - before
+
+
+def test_a_runs_own_checkpoints_are_written_without_processes_unless_the_user_chose_a_class(spark):
+    chosen = spark.conf.get(CHECKPOINTS)
+    spark.conf.unset(CHECKPOINTS)
+    try:
+        with disposable_checkpoints(spark):
+            assert spark.conf.get(CHECKPOINTS) == DISPOSABLE
+        assert spark.conf.get(CHECKPOINTS, None) is None
+        spark.conf.set(CHECKPOINTS, "of.the.User")
+        with disposable_checkpoints(spark):
+            assert spark.conf.get(CHECKPOINTS) == "of.the.User"
+        assert spark.conf.get(CHECKPOINTS) == "of.the.User"
+    finally:
+        spark.conf.set(CHECKPOINTS, chosen)

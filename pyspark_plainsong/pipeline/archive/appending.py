@@ -16,7 +16,7 @@ from pyspark_plainsong.pipeline.archive.table import Batch, TopicTable
 from pyspark_plainsong.pipeline.archive.writing import ArchiveWriter, BatchCommitter, Log, Offsets
 from pyspark_plainsong.pipeline.files import LocalFiles, open_files
 from pyspark_plainsong.pipeline.grace import Grace
-from pyspark_plainsong.pipeline.streams import Batches
+from pyspark_plainsong.pipeline.streams import Batches, disposable_checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +85,8 @@ class Subject:
         query = rows.load().writeStream.foreachBatch(batches).queryName(f"archive {self.log.name}")
         query = query.option("checkpointLocation", Path(checkpoint).as_uri())
         timed = query.trigger(availableNow=True) if every is None else query.trigger(processingTime=every)
-        return timed.start(), batches
+        with disposable_checkpoints(self.run.session()):
+            return timed.start(), batches
 
     def writer(self) -> ArchiveWriter:
         """Return a writer of batches into this archive."""
