@@ -97,6 +97,7 @@ lock:  ## resolve the dependencies of pyproject.toml again (the only target that
 	$(LOCK) pyproject.toml --group run --upgrade --group bench -c requirements-dev.lock -o requirements-bench.lock
 	$(LOCK) --upgrade --group pyproject.toml:audit -c requirements-dev.lock -o requirements-audit.lock
 	$(LOCK) --upgrade --group pyproject.toml:mutate -c requirements-dev.lock -c requirements-audit.lock -o requirements-mutate.lock
+	$(LOCK) --upgrade --group pyproject.toml:engines -c requirements-dev.lock -o requirements-engines.lock
 
 pictures: venv tools  ## take the console's pictures again, into docs/pictures
 	.venv/bin/python -m tests.console.pictures

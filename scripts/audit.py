@@ -11,24 +11,30 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import venv
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-PLACE = ROOT / ".cache/audit"
-LOCK = ROOT / "requirements-audit.lock"
+from scripts.locked import ROOT, installed
 
 
 def main() -> int:
     """Audit every lock file, and return the exit status."""
-    program = _installed()
-    if program is None:
+    python = installed("audit")
+    if python is None:
         print("NOT AUDITED: pip-audit could not be installed; see the lines above", file=sys.stderr)
         return 0
     status = 0
     for lock in sorted(ROOT.glob("requirements*.lock")):
-        command = [program, "-r", lock, "--disable-pip", "--require-hashes", "-f", "json", "--progress-spinner", "off"]
+        command = [
+            python.with_name("pip-audit"),
+            "-r",
+            lock,
+            "--disable-pip",
+            "--require-hashes",
+            "-f",
+            "json",
+            "--progress-spinner",
+            "off",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
         try:
             dependencies = json.loads(done.stdout)["dependencies"]
@@ -64,19 +70,6 @@ def judged(lock: str, dependencies: list[dict[str, Any]]) -> tuple[list[str], bo
     if not lines:
         lines.append(f"{lock}: no known vulnerability in {len(dependencies)} dependencies")
     return lines, is_vulnerable
-
-
-def _installed() -> Path | None:
-    """Install pip-audit as the lock file pins it, unless it is installed; None if that failed."""
-    program, stamp = PLACE / "bin/pip-audit", PLACE / "installed.lock"
-    if program.exists() and stamp.exists() and stamp.read_bytes() == LOCK.read_bytes():
-        return program
-    venv.create(PLACE, with_pip=True, clear=True)
-    command = [PLACE / "bin/python", "-m", "pip", "install", "--quiet", "--require-hashes", "-r", LOCK]
-    if subprocess.run(command, check=False).returncode:  # noqa: S603 - fixed words
-        return None
-    stamp.write_bytes(LOCK.read_bytes())
-    return program
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def test_every_setting_explains_itself():
 
 def test_lock_files_name_hashes_and_no_host():
     locks = sorted(ROOT.glob("requirements*.lock"))
-    assert len(locks) == 5
+    assert len(locks) == 6
     for lock in locks:
         text = lock.read_text(encoding="utf-8")
         assert "--hash=sha256:" in text
@@ -153,6 +153,7 @@ def test_lock_files_satisfy_the_projects_requirements():
         "requirements-bench.lock": project["dependency-groups"]["bench"],
         "requirements-audit.lock": project["dependency-groups"]["audit"],
         "requirements-mutate.lock": project["dependency-groups"]["mutate"],
+        "requirements-engines.lock": project["dependency-groups"]["engines"],
     }
     for lock, requirements in wanted.items():
         locked = set(re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / lock).read_text(encoding="utf-8"), re.MULTILINE))

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import random
-import subprocess
 import sys
-import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scripts.locked import installed
+
 if TYPE_CHECKING:
     import libcst
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "plainsong/protocol"
-PLACE = ROOT / ".cache/mutate"
-LOCK = ROOT / "requirements-mutate.lock"
 
 #: The modules in which a mistake is worst come first: those that assign ids, find duplicates, decide and prove.
 FOREMOST = (
@@ -77,14 +75,10 @@ def add_tools() -> None:
 
     They have a separate environment under ``.cache``, because their dependencies are needed only here.
     """
-    stamp = PLACE / "installed.lock"
-    if not (stamp.exists() and stamp.read_bytes() == LOCK.read_bytes()):
-        print("installing requirements-mutate.lock", file=sys.stderr)
-        venv.create(PLACE, with_pip=True, clear=True)
-        pip = [PLACE / "bin/python", "-m", "pip", "install", "--quiet", "--require-hashes", "-r", LOCK]
-        subprocess.run(pip, check=True)
-        stamp.write_bytes(LOCK.read_bytes())
-    (packages,) = PLACE.glob("lib/python*/site-packages")
+    python = installed("mutate")
+    if python is None:
+        raise RuntimeError("requirements-mutate.lock could not be installed; see the lines above")
+    (packages,) = python.parents[1].glob("lib/python*/site-packages")
     if str(packages) not in sys.path:
         sys.path.append(str(packages))
 
