@@ -5,7 +5,11 @@ A test that fails with another Spark means that the page, and perhaps the connec
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pyspark
@@ -17,7 +21,9 @@ from tables import Tables
 
 from tests.daemon.harness import Daemon
 from tests.patience import SPARK_PATIENCE_S
+from tests.spark_session import own_settings, spark_environ
 
+LASTING = Path(__file__).with_name("lasting_program.py")
 PAGE = Path(__file__).parents[2] / "docs" / "spark-limits.md"
 PYTHON = "org.apache.spark.sql.execution.datasources.v2.python"
 CONNECTOR = "org.apache.spark.sql.connector"
@@ -180,6 +186,38 @@ def test_a_table_of_the_catalog_is_read_with_options_in_each_query_or_in_a_view(
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     assert query.awaitTermination(SPARK_PATIENCE_S)
     assert query.lastProgress["numInputRows"] == 3
+
+
+@pytest.mark.torture  # each of its two sessions takes half a minute to start with its metastore
+def test_a_table_and_a_view_in_a_hive_metastore_outlast_the_session(tables, tmp_path):
+    topic = tables.create("limits-lasting")
+    tables.publish(topic, "a", "b")
+    options = in_sql(tables.options(subscribe=topic))
+    count = "SELECT count(*), min(decode(payload, 'UTF-8')) FROM lasting"
+    make = [
+        "CREATE TABLE messages (payload BINARY, message_id BINARY) USING plainsong",
+        f"CREATE VIEW lasting AS SELECT * FROM messages WITH ({options})",
+    ]
+    assert in_metastore(tmp_path, *make, count) == [[], [], [[2, "a"]]]
+    tables.publish(topic, "c")
+    later = f"SELECT count(*) FROM messages WITH ({options})"
+    assert in_metastore(tmp_path, count, later) == [[[3, "a"]], [[3]]]
+
+
+def in_metastore(folder: Path, *statements: str) -> list[list[list[object]]]:
+    """Run statements in a new session with the metastore in a folder; return the rows of each."""
+    places = str(folder / "metastore"), str(folder / "warehouse")
+    environ = own_settings({**os.environ, **spark_environ()})
+    done = subprocess.run(
+        [sys.executable, LASTING, *places, *statements],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_rows_are_inserted_in_sql_with_options_in_the_statement_or_in_a_temporary_view(spark, tables, dropped):
