@@ -38,7 +38,7 @@ def measure_delivery(profile: Profile, scratch: Path, say: Callable[[str], None]
             ours.create("t")
             found = _deliver(ours.port, profile.committed_s, stored)
         values = {label: Spread.of([found[key]]) for label, key in _MEASURES.items()}
-        section.rows.append(Row({"stored beside": stored}, values))
+        section.rows.append(Row({"stored at the same time": stored}, values))
         say(f"delivery, {stored} stored by the transaction: p50 {found['p50_ms']:.1f}, p99 {found['p99_ms']:.1f} ms")
     return section
 
