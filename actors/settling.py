@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from storage.replication.record import Settle
 
 _SERVICE_NAME = TopicName("", "transactions")
-#: Topics that are settled at once.
-_AT_ONCE = 64
+#: Topics that are settled at once: enough for shared syncs, few enough for the lease to be renewed between their turns.
+_AT_ONCE = 16
 _UNBOUNDED = TopicLimits(max_pending=1 << 62, max_producers=1 << 62)
 
 
