@@ -44,7 +44,7 @@ def received(theirs: socket.socket) -> bytes:
 async def met(ends, nursery) -> Wire:
     """Return a wire whose peer has sent its preface."""
     ours, theirs = ends
-    wire = Wire(stream_of(ours.dup()), WITHIN_DAEMON, VOCABULARY, "")
+    wire = Wire(stream_of(ours.dup()), WITHIN_DAEMON, "")
     theirs.send(PREFACE)
     nursery.start_soon(wire.run, Silent())
     await trio.testing.wait_all_tasks_blocked()
@@ -83,7 +83,7 @@ async def test_bytes_that_the_connection_does_not_accept_follow_in_order(ends):
 
 async def test_nothing_is_written_at_once_to_a_peer_that_has_not_identified_itself_as_a_link(ends):
     ours, theirs = ends
-    wire = Wire(stream_of(ours.dup()), WITHIN_DAEMON, VOCABULARY, "")
+    wire = Wire(stream_of(ours.dup()), WITHIN_DAEMON, "")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wire.run, Silent())
         await trio.testing.wait_all_tasks_blocked()

@@ -41,7 +41,7 @@ def test_each_kind_of_client_fault_and_setting_is_in_many_histories():
     for had, every in (
         (
             (set(plan.clients) for plan in plans),
-            {"moments", "ledger", "jobs", "hasty", "idle", *(name for name, _ in CLIENTS)},
+            {"moments", "ledger", "jobs", "hasty", "idle", "tephra", "tephra writer", *(name for name, _ in CLIENTS)},
         ),
         ((set(plan.faults) for plan in plans), {*EVERYWHERE, *AMONG_SEVERAL}),
         (({name for name, _ in plan.knobs} for plan in plans), {name for name, _, _ in KNOBS}),
