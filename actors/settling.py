@@ -33,19 +33,19 @@ from plainsong.protocol.records import Metadata
 from plainsong.protocol.topic.pending import Pending
 from plainsong.protocol.topic.state import TopicLimits
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
-from storage.base import AFTER_ALL, StoreError, StoreUnusable, read_rows
+from storage.base import AFTER_ALL, StoreUnusable, read_rows
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from plainsong.protocol.effects import Operation
     from storage.base import Row, Store
     from storage.replication.record import Settle
 
 _SERVICE_NAME = TopicName("", "transactions")
-#: Topics that are settled at once: enough for shared syncs, few enough for the lease to be renewed between their turns.
-_AT_ONCE = 16
+#: From this number of operations on, a commit is written: topics share commits, since a sync for each would take longer.
+_COMMIT_OPERATIONS = 1000
 _UNBOUNDED = TopicLimits(max_pending=1 << 62, max_producers=1 << 62)
 
 
@@ -74,40 +74,17 @@ async def settle(store: Store, what: Settle, now_ms: int) -> SettledStore:
     await restored.decide()
     claim = await store.claim(_SERVICE_NAME)
     rolled_back = 0
-
-    async def roll_back(name: TopicName) -> None:
-        nonlocal rolled_back
-        count = await _roll_back(store, restored, name)  # first: other topics add theirs during the wait
-        rolled_back += count
-
-    async def advance(name: TopicName) -> None:
-        await _advance(store, restored, name, now_ms, what.cut_ms)
-
-    await _for_each(present.topics, roll_back)
-    await _for_each(present.topics, advance)
+    for name in present.topics:
+        rolled_back += await _roll_back(store, restored, name)
+    changes: list[Operation] = []
+    for name in present.topics:
+        changes += await _advanced(store, restored, name, now_ms, what.cut_ms)
+        if len(changes) >= _COMMIT_OPERATIONS:
+            await store.write(changes, claim=claim)
+            changes = []
     # The service's rows come last: until they are written, a repetition finds the same open transactions.
-    await store.write(_difference(dict(present.service), dict(restored.service)), claim=claim)
+    await store.write([*changes, *_difference(dict(present.service), dict(restored.service))], claim=claim)
     return SettledStore(len(present.topics), rolled_back)
-
-
-async def _for_each(names: Iterable[TopicName], settle_one: Callable[[TopicName], Awaitable[None]]) -> None:
-    """Settle topics, several at once, so that their commits share syncs. Raises the first error, and begins no more."""
-    left, failures = iter(names), list[StoreError | StoreUnusable]()
-
-    async def settle_next() -> None:
-        for name in left:
-            try:
-                await settle_one(name)
-            except (StoreError, StoreUnusable) as error:
-                failures.append(error)
-            if failures:
-                return
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(_AT_ONCE):
-            nursery.start_soon(settle_next)
-    if failures:
-        raise failures[0]
 
 
 class _Present:
@@ -239,8 +216,10 @@ def _range_of(prefix: bytes, pointer: int, value: bytes) -> tuple[bytes, bytes]:
     return prefix + pending.runs[0].first, prefix + pending.runs[-1].last + b"\x00"
 
 
-async def _advance(store: Store, restored: _Restored, name: TopicName, now_ms: int, cut_ms: int) -> None:
-    """Advance a topic's time, and fence its producers' sessions."""
+async def _advanced(
+    store: Store, restored: _Restored, name: TopicName, now_ms: int, cut_ms: int
+) -> Sequence[Operation]:
+    """Return the operations that advance a topic's time, and fence its producers' sessions."""
     found = restored.kept(name)
     raw = _WithMetadata(store, found)
     try:
@@ -248,14 +227,11 @@ async def _advance(store: Store, restored: _Restored, name: TopicName, now_ms: i
     except DamagedRow as error:
         raise StoreUnusable(f"{name}: {error.detail}", hint="restore the copy without this topic") from error
     if state.metadata is None or state.metadata.partly_cleaned:
-        return
+        return ()
     # A topic whose ids were ahead of the clock assigned some in the time that is missing.
     floor_ms = max(now_ms, state.time_ms + max(0, now_ms - cut_ms))
     rows = restored_rows(state, found, state.metadata.generation, floor_ms)
-    claim = await store.claim(name)
-    changes = _difference(dict(restored.present.topics[name]), dict(rows))
-    if changes:
-        await store.write(changes, claim=claim)
+    return _difference(dict(restored.present.topics[name]), dict(rows))
 
 
 class _WithMetadata:
