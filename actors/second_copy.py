@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from actors.copy_bases import CopyBases
 from actors.lease import LeaseKeeper
-from plainsong.protocol.effects import Table
-from storage.base import AFTER_ALL, StoreError, StoreUnusable
+from storage.base import StoreError, StoreUnusable
 from storage.leveldb.shipping import NO_COMMIT
-from storage.pace import Pace, paced_rows
-from storage.replication.bases import BASES, FORMAT_NAME, MANIFEST, PART_BYTES, Parts, encode_format, epoch_folder
+from storage.replication.bases import FORMAT_NAME, encode_format
 from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreRefused, ObjectStoreUnavailable, carry_out, ignore
 from storage.replication.conditions import check_replacement
 from storage.replication.counted_store import TORN, TORN_HINT
@@ -49,9 +48,9 @@ from storage.replication.protocol import (
     store,
     take_over,
 )
-from storage.replication.reading import bases_of, has_base_after, is_removed, rows_of
+from storage.replication.reading import has_base_after, is_removed
 from storage.replication.record import Record, read_record, write_record
-from storage.replication.segment import ASYNC, MODES, RUN_BYTES, SYNC, encode_segment, is_segment
+from storage.replication.segment import ASYNC, MODES, RUN_BYTES, SYNC, encode_segment
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
@@ -59,15 +58,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from actors.settings import ReplicationConfig
-    from storage.base import Row
     from storage.leveldb.operations import SealedChange
-    from storage.leveldb.store import LevelDBStore, LevelDBView
+    from storage.leveldb.store import LevelDBStore
     from storage.replication.bases import Base
     from storage.replication.carry import Objects
     from storage.replication.notices import Registration
     from storage.replication.outbox import Outbox, Restarted, Taken
     from storage.replication.protocol import Place, Steps
-    from storage.replication.segment import Commit, Segment
+    from storage.replication.segment import Segment
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -82,10 +80,6 @@ YIELD_S = 2.0
 NOTE_EVERY_S = 5.0
 #: During a clean end, how often to check if the last batch is complete.
 FINISHING_S = 0.1
-#: A view for a base expires this long after its last use.
-VIEW_S = 300.0
-#: Consecutive segments below a seal, after which no earlier seal is searched for: uploads under way are fewer.
-MAX_UPLOADS = 16
 #: Bytes of the journal, which a start reads to find commits that were not sent before a crash.
 UNSENT_BYTES = 64 << 20
 #: For an operator who gives up a copy that the object store has lost.
@@ -155,10 +149,10 @@ class SecondCopy:
         """Called for each segment that ``begin`` has read: it may be many after a kill."""
         self._objects = MeasuredObjects(objects, self.puts)
         self._store = store
+        self._bases = CopyBases(self._objects, store, settings.keep_s, now_ms, self._put, bytes_per_s=base_bytes_per_s)
         self._outbox = outbox
         self._directory = directory
         self._settings = settings
-        self._base_bytes_per_s = base_bytes_per_s
         self._holder = holder
         self._interval_s = settings.interval_ms / 1000
         self._mode = MODES[settings.mode]
@@ -182,7 +176,6 @@ class SecondCopy:
         self._finished = trio.Event()
         self._error = ""
         self._is_given_up = False
-        self._oldest_ms: int | None = None
         self._uploaded_ms: int | None = None
         self._yields_until_s = 0.0
         #: Segments up to this number must be begun, though there may be no commits for them.
@@ -427,7 +420,7 @@ class SecondCopy:
             error=self._error,
             base=record.base,
             base_ms=record.base_ms,
-            oldest_ms=self._oldest_ms,
+            oldest_ms=self._bases.oldest_ms,
             given_up=self._is_given_up or bool(self._outbox.lost),
             standbys=self.lease.standbys,
             automatic=self.lease.is_automatic,
@@ -626,7 +619,7 @@ class SecondCopy:
 
     async def _make_bases(self) -> None:
         with suppress(StoreError, StoreUnusable):
-            await self._kept_bases()
+            await self._bases.find()
         while True:
             if self._record.base is not None:
                 every_s = self._settings.base_every_h * 3600
@@ -638,26 +631,18 @@ class SecondCopy:
                 continue
             try:
                 base = await self._make_base()
-                await self._remove_old(base)
+                await self._bases.remove_old(base, partial(self._note, self._at_place))
             except (StoreError, StoreUnusable) as error:
                 log.warning("a base of the second copy failed", extra={"why": error.detail})
                 await trio.sleep(BASE_PAUSE_S)
 
     async def _make_base(self) -> Base:
         """Copy the whole store. Raises StoreError: it may be tried again."""
-        place = self._now.place  # every commit before it is in the store, and so in the view
-        parts = Parts(place, self._run, self._now_ms(), secrets.token_bytes(4))
-        view = await self._store.pin_now(VIEW_S)
-        try:
-            for table in Table:
-                await self._copy_table(view, table, parts)
-        finally:
-            with trio.CancelScope(shield=True):
-                await view.aclose()
-        base = parts.manifest(view.number + self._outbox.shift, self._now_ms())
+        # Every commit before the place is in the store, and so in the base.
+        base = await self._bases.write(self._now.place, self._run, self._outbox.shift)
         while (self._now.logged or 0) < base.until:
             await self._progress.wait()
-        await self._put(Upload(0, f"{base.folder}/{MANIFEST}", base.encode()))
+        await self._bases.complete(base)
         self._now.based()
         self._is_given_up = False
         self._outbox.progressed(self._now.logged, self._now.counted)
@@ -666,78 +651,6 @@ class SecondCopy:
         )
         log.info("a base of the second copy is complete", extra={"commit": base.until, "bytes": base.size})
         return base
-
-    async def _copy_table(self, view: LevelDBView, table: Table, parts: Parts) -> None:
-        rows: list[Row] = []
-        size = 0
-        pace = Pace(self._base_bytes_per_s, on_pause=partial(view.renew, VIEW_S))
-        async with aclosing(paced_rows(view, table, b"", AFTER_ALL, pace, rows.extend)) as steps:
-            async for step in steps:
-                size += step
-                if size >= PART_BYTES:
-                    await self._put_part(parts, table, rows)
-                    rows.clear()
-                    size = 0
-                    view.renew(VIEW_S)
-        if rows:
-            await self._put_part(parts, table, rows)
-
-    async def _put_part(self, parts: Parts, table: Table, rows: Sequence[Row]) -> None:
-        name, data = await in_thread(parts.part, table, rows, max_wait_s=inf)
-        await self._put(Upload(0, name, data))
-
-    async def _remove_old(self, newest: Base) -> None:
-        """Remove bases and segments that no moment of the last ``keep_s`` needs. Raises StoreError."""
-        # A process that has taken over may be making bases already.
-        bases = [base for base in await self._kept_bases() if base.place.epoch <= newest.place.epoch]
-        oldest_ms = self._now_ms() - self._settings.keep_s * 1000
-        before = [base for base in bases if base.until_ms <= oldest_ms]
-        if len(before) < 2:
-            return
-        # A start reads the log from the noted place.
-        await self._note(self._at_place)
-        # Only after the newest was read back completely.
-        await rows_of(self._objects, newest, _look_at)
-        oldest = before[-1]
-        for base in before[:-1]:
-            await self._objects.remove([f"{base.folder}/{MANIFEST}"])
-        self._oldest_ms = oldest.until_ms
-        kept = {base.folder for base in bases[bases.index(oldest) :]}
-        later = epoch_folder(newest.place.epoch + 1)
-        names = [name for name in await self._objects.names(BASES) if name < later]
-        await self._objects.remove([name for name in names if name.rpartition("/")[0] not in kept])
-        await self._remove_log(oldest)
-
-    async def _kept_bases(self) -> list[Base]:
-        """Return the complete bases, and note the earliest moment of any. Raises StoreError."""
-        bases = await bases_of(self._objects)
-        self._oldest_ms = min((base.until_ms for base in bases), default=None)
-        return bases
-
-    async def _remove_log(self, oldest: Base) -> None:
-        """Remove the segments before a base, and no seal."""
-        place = oldest.place
-        first = log_name(place.epoch, max(1, place.number - 1))  # a start checks the object before its place
-        names = [name for name in await self._objects.names("log") if name < first]
-        by_epoch: dict[str, list[str]] = {}
-        for name in names:
-            by_epoch.setdefault(name.rpartition("/")[0], []).append(name)
-        current = first.rpartition("/")[0]
-        for epoch, found in by_epoch.items():
-            await self._objects.remove(found if epoch == current else await self._before_seal(found))
-
-    async def _before_seal(self, names: list[str]) -> list[str]:
-        """Return the objects of a sealed epoch before its first seal."""
-        seal, segments = len(names), 0
-        for at in range(len(names) - 1, -1, -1):
-            found = await self._objects.get(names[at])
-            if found is None or is_segment(found.data):
-                segments += 1
-            else:
-                seal, segments = at, 0
-            if seal < len(names) and segments >= MAX_UPLOADS:
-                break
-        return names[:seal] if seal < len(names) else []
 
 
 async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
@@ -776,11 +689,6 @@ def _too_old(place: Place) -> BucketWentBack:
         f"the log after this directory's last state, in epoch {place.epoch}, was removed: the directory is too old",
         hint="restore the copy, or make this directory a standby's: plainsong replica rejoin",
     )
-
-
-async def _look_at(commit: Commit) -> None:
-    del commit
-    await trio.lowlevel.checkpoint()
 
 
 def _encoded(reign: Reign, taken: Taken) -> tuple[Segment, bytes]:
