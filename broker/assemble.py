@@ -59,6 +59,7 @@ from broker.gauges import add_event_gauges, add_keeping_gauges, add_link_gauges
 from broker.http.budgets import AnswerBudget
 from broker.http.descriptors import Descriptors
 from broker.http.route import Accounting, accounted, bind
+from broker.leased import begins_while_leased, while_leased
 from broker.link.server import in_task
 from broker.logs import AccessLog
 from broker.security.setup import Security, build_security
@@ -107,7 +108,7 @@ async def assemble(
       security: the guard, with its files loaded; None: load them here.
       certificates: for links to other instances; None: links are plain.
       traces: records requests; None: requests are not traced.
-      copy: the second copy of the store, for the route that shows it.
+      copy: the second copy of the store, whose lease decides what is answered.
       switch: ends this primary for a standby.
     Raises:
       StoreError: the store could not be read.
@@ -127,7 +128,7 @@ async def assemble(
     subjects = (
         *_message_subjects(core, service),
         *_topic_subjects(core, service),
-        *_operation_subjects(core, service, care, handlers, descriptors),
+        *_operation_subjects(core, service, care, handlers, descriptors, copy),
         Replication(copy, config.replication.to, switch),
     )
     endpoints = bind(ROUTES, subjects, core.tasks)
@@ -145,6 +146,8 @@ async def assemble(
             )
             for each in endpoints
         )
+    if copy is not None:
+        endpoints, begin = while_leased(endpoints, copy.lease), begins_while_leased(begin, copy.lease)
     return Daemon(
         config=config,
         version=metrics.version,
@@ -368,7 +371,12 @@ def _topic_subjects(core: Core, service: _Service) -> tuple[object, ...]:
 
 
 def _operation_subjects(
-    core: Core, service: _Service, care: _Care, handlers: Mapping[str, Handler], descriptors: Descriptors
+    core: Core,
+    service: _Service,
+    care: _Care,
+    handlers: Mapping[str, Handler],
+    descriptors: Descriptors,
+    copy: SecondCopy | None,
 ) -> tuple[object, ...]:
     """Return the subjects of the routes for operators, and of those that describe the API.
 
@@ -417,6 +425,7 @@ def _operation_subjects(
             are_descriptors_short=lambda: descriptors.are_short,
             security=lambda: security.stale,
             groups_of=security.guard.groups_of,
+            is_leased=lambda: copy is None or copy.lease.is_current,
         ),
     )
 

@@ -67,7 +67,7 @@ from broker.replication import (
     start_refusing,
 )
 from broker.security.setup import build_security
-from broker.standby import begins_while_leased, run_standby, while_leased
+from broker.standby import run_standby
 from broker.stores import fitted, open_store, place_of
 from broker.systemd import Notifier
 from broker.tls import certificates_of
@@ -190,12 +190,6 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
             copy=copy,
             switch=switch if outbox is not None and config.replication.standby != "never" else None,
         )
-        if copy is not None:
-            daemon = replace(
-                daemon,
-                endpoints=while_leased(daemon.endpoints, copy.lease),
-                begin=begins_while_leased(daemon.begin, copy.lease),
-            )
         if testing is not None:
             daemon = replace(daemon, endpoints=testing.faulty(daemon.endpoints))
             await actors.start(testing.serve)

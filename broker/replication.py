@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.errors import PlainsongError
     from storage.base import Store
     from storage.replication.carry import Objects
-    from storage.replication.object_store import BlockingObjectStore
+    from storage.replication.object_store import BlockingObjects
     from storage.replication.record import Record
 
 log = logging.getLogger(__name__)
@@ -64,11 +64,11 @@ def open_objects(url: str, timeout_s: float) -> Objects:
     return ObjectStore.open(url, timeout_s=timeout_s)
 
 
-def open_for_backups(url: str, timeout_s: float) -> BlockingObjectStore:
+def open_for_backups(url: str, timeout_s: float) -> BlockingObjects:
     """Return what ``open_objects`` does, with blocking calls, for a command without an event loop."""
     with _needs_library():
-        from storage.replication.object_store import BlockingObjectStore
-    return BlockingObjectStore.open(url, timeout_s=timeout_s, repeats=True)
+        from storage.replication.object_store import open_blocking
+    return open_blocking(url, timeout_s=timeout_s, repeats=True)
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from broker.api.answers import json_answer
 from broker.api.operations.replication import NO_COPY
 from broker.api.routes import ROUTES
 from broker.http.budgets import AnswerBudget, BodyBudget
-from broker.http.handlers import RequestCancelled, RequestTasks
-from broker.http.messages import Answer, BodyPieces, answer_for
+from broker.http.handlers import RequestTasks
+from broker.http.messages import Answer, answer_for
 from broker.http.origin_check import origin_check
 from broker.http.reactor import open_reactor
 from broker.http.route import Accounting, Endpoint, accounted
@@ -31,7 +31,7 @@ from broker.metrics import VARY_ACCEPT, Metrics
 from broker.replication import open_objects
 from broker.security.setup import build_security
 from broker.tls import certificates_of
-from plainsong.protocol.errors import Conflict, OutcomeUnknown, ReplicationUnavailable
+from plainsong.protocol.errors import Conflict
 from plainsong.protocol.errors import Standby as StandbyRefusal
 from plainsong.protocol.version import VERSION
 from storage.clock import now_ms
@@ -40,15 +40,11 @@ from storage.replication.protocol import TakeOverLost
 from storage.replication.segment import mode_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from actors.lease import LeaseKeeper
     from actors.standby import StandbyStatus
     from broker.config import Config
-    from broker.http.budgets import Reservation
-    from broker.http.messages import Answered, Begin, BodyStream, Conversation, Handler, Request
-    from broker.http.route import Route
-    from broker.security.identity import Identity
+    from broker.http.messages import Answered, Handler, Request
     from broker.tls import Certificates
     from plainsong.protocol.answers.service import TakenOver
 
@@ -244,89 +240,4 @@ def add_standby_gauges(metrics: Metrics, standby: Standby) -> None:
         "automatic",
         "1 while this standby takes over by itself once the lease is over; absent on a primary.",
         lambda status: status.automatic,
-    )
-
-
-# --- the primary's lease -----------------------------------------------------------------------------
-
-
-def while_leased(endpoints: Sequence[Endpoint], lease: LeaseKeeper) -> tuple[Endpoint, ...]:
-    """Refuse requests about topics and transactions, polls too, while another process may have taken over by itself.
-
-    The lease decides when a request arrives, and again when it is answered: a poll may have waited for longer than the
-    lease, and what the answer says may no longer be so.
-    """
-
-    def leased(route: Route[object], handler: Handler) -> Handler:
-        give = _give_read if route.reads_only else _give_change
-
-        def handle(request: Request, answered: Answered) -> None:
-            if lease.is_current:
-                handler(request, partial(give, lease, answered))
-            else:
-                answered(not_leased())
-
-        return handle if route.owner is not None else handler
-
-    return tuple(Endpoint(each.route, leased(each.route, each.handler)) for each in endpoints)
-
-
-def _give_read(lease: LeaseKeeper, answered: Answered, outcome: Answer | Exception) -> None:
-    """Answer a request that changes nothing, if the lease is not over."""
-    if isinstance(outcome, Answer) and not isinstance(outcome.body, bytes | BodyPieces):
-        outcome.body = _LeasedBody(outcome.body, lease)  # its reader closes it, also if its first piece is refused
-    elif not (lease.is_current or isinstance(outcome, RequestCancelled)):
-        outcome = not_leased()
-    answered(outcome)
-
-
-def _give_change(lease: LeaseKeeper, answered: Answered, outcome: Answer | Exception) -> None:
-    """Answer a request that may have changed something, if that may be acknowledged."""
-    if lease.holds or isinstance(outcome, Exception):
-        answered(outcome)
-    else:
-        answered(OutcomeUnknown(_NOT_RENEWED, hint="ask the primary, which may be another one now"))
-
-
-class _LeasedBody:
-    """A body that is produced while it is sent, and breaks off, as after an error, once the lease is over."""
-
-    def __init__(self, body: BodyStream, lease: LeaseKeeper) -> None:
-        self._body = body
-        self._pieces = aiter(body)
-        self._lease = lease
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        piece = await anext(self._pieces)
-        if not self._lease.is_current:
-            raise not_leased()
-        return piece
-
-    async def aclose(self) -> None:
-        """See ``BodyStream.aclose``."""
-        await self._body.aclose()
-
-
-def begins_while_leased(begin: Begin, lease: LeaseKeeper) -> Begin:
-    """Refuse streams of publishes in the same way."""
-
-    def begun(namespace: str, topic: str, request_id: str, room: Reservation, who: Identity) -> Conversation:
-        if not lease.is_current:
-            raise not_leased()
-        return begin(namespace, topic, request_id, room, who)
-
-    return begun
-
-
-_NOT_RENEWED = "the lease in the object store has not been renewed, so a standby may have taken over"
-
-
-def not_leased() -> ReplicationUnavailable:
-    """Return the error of a primary whose lease has not been renewed in time."""
-    return ReplicationUnavailable(
-        _NOT_RENEWED,
-        hint="retry, also at the standby's URL; the daemon's log says why the lease is not renewed",
     )

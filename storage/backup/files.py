@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from storage.replication.object_store import BlockingObjectStore
+    from storage.replication.object_store import BlockingObjects
 
 LOCK_NAME = "lock"
 #: The folder of locks in an object store. A holder renews its lock this often.
@@ -145,9 +145,7 @@ class LocalFiles:
 class StoredFiles:
     """The files below a prefix of an object store."""
 
-    def __init__(
-        self, objects: BlockingObjectStore, url: str, on_wait: Callable[[str], object] = lambda _: None
-    ) -> None:
+    def __init__(self, objects: BlockingObjects, url: str, on_wait: Callable[[str], object] = lambda _: None) -> None:
         """Args:
         on_wait: called with a text before a wait for the lock of another process.
         """
@@ -205,7 +203,7 @@ class _StoredLock:
     would need fewer names, but there are S3 servers whose readers see the old contents with the new version.
     """
 
-    def __init__(self, objects: BlockingObjectStore, shown: str) -> None:
+    def __init__(self, objects: BlockingObjects, shown: str) -> None:
         self._objects = objects
         self._shown = shown
         self._run = secrets.token_hex(16)

@@ -12,12 +12,11 @@ arrived.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
@@ -29,11 +28,11 @@ from obstore.exceptions import (
     PreconditionError,
     UnauthenticatedError,
 )
-from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
+from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from storage.base import StoreUnusable
-from storage.directory import sync_directory
 from storage.replication.carry import ObjectStoreRefused, ObjectStoreUnavailable
+from storage.replication.folder import FolderObjects
 from storage.replication.protocol import Fetched, Verdict
 from storage.threaded import in_thread
 
@@ -55,65 +54,97 @@ _CREDENTIALS = "check the credentials in the environment, and their rights"
 _REMOTE: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 
 
-class BlockingObjectStore:
+class BlockingObjects(Protocol):
     """The objects below a prefix of an object store. Methods block: for threads, and for commands."""
 
-    def __init__(self, store: LocalStore | MemoryStore | S3Store | GCSStore | AzureStore, root: Path | None) -> None:
-        """Internal: call ``open`` instead."""
-        self._store = store
-        self._root = root
-        #: See ``carry.Objects``.
-        self.can_exchange = root is None
-
-    @classmethod
-    def open(cls, url: str, *, timeout_s: float, repeats: bool = False) -> Self:
-        """Return the objects below ``url``. Sends no request yet.
-
-        Args:
-          url: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix``, ``file:/path`` or ``memory:``. Credentials,
-            region and endpoint come from the environment (``AWS_…``, ``GOOGLE_…``, ``AZURE_STORAGE_…``).
-          timeout_s: time after which a request counts as unanswered.
-          repeats: retry a request without an answer a few times.
-        Raises:
-          StoreUnusable: the URL is unknown or contains credentials, or the folder cannot be made.
-        """
-        parts = urlsplit(url)
-        if "@" in parts.netloc or parts.query or parts.fragment:
-            raise StoreUnusable(
-                "the URL of an object store has more than a scheme, a bucket and a prefix",
-                hint="credentials and options come from the environment",
-            )
-        if parts.scheme == "memory":
-            return cls(MemoryStore(), None)
-        try:
-            if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
-                root = Path(parts.path)
-                root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                return cls(LocalStore(root), root)
-            if parts.scheme in _REMOTE and parts.netloc:
-                prefix = parts.path.strip("/") or None
-                # Options of the client replace those of the environment.
-                is_plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
-                client = {"timeout": timedelta(seconds=timeout_s), "allow_http": is_plain}
-                span = timedelta(seconds=GIVE_UP * timeout_s)
-                retries = {"max_retries": REPETITIONS if repeats else 0, "retry_timeout": span}
-                kind = _REMOTE[parts.scheme]
-                store = kind(parts.netloc, prefix=prefix, client_options=client, retry_config=retries)
-                return cls(store, None)
-        except (OSError, BaseError) as error:
-            raise StoreUnusable(f"{url} cannot be used: {_kind(error)}") from error
-        raise StoreUnusable(
-            f"{url} is not an object store", hint="s3://bucket/prefix, gs://…, az://container/prefix or file:/path"
-        )
+    @property
+    def can_exchange(self) -> bool:
+        """See ``carry.Objects``."""
+        ...
 
     def get(self, name: str) -> Fetched | None:
         """Read an object; None if it does not exist. Raises StoreError."""
+        ...
+
+    def put(self, name: str, data: bytes) -> None:
+        """Create or replace an object. Raises StoreError: the outcome is unknown."""
+        ...
+
+    def create(self, name: str, data: bytes) -> Verdict:
+        """Create an object if there is none. Raises ObjectStoreRefused, also if there is no such bucket."""
+        ...
+
+    def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
+        """Replace an object if it still has this version.
+
+        Raises:
+          ObjectStoreRefused.
+          StoreUnusable: this object store cannot do that.
+        """
+        ...
+
+    def sizes(self, prefix: str) -> list[tuple[str, int]]:
+        """Return the names of the objects below ``prefix``, ascending, with their sizes. Raises StoreError."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects; a missing one is not an error. Raises StoreError: some may have been removed."""
+        ...
+
+
+def open_blocking(url: str, *, timeout_s: float, repeats: bool = False) -> BlockingObjects:
+    """Return the objects below ``url``. Sends no request yet.
+
+    Args:
+      url: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix``, ``file:/path`` or ``memory:``. Credentials,
+        region and endpoint come from the environment (``AWS_…``, ``GOOGLE_…``, ``AZURE_STORAGE_…``).
+      timeout_s: time after which a request counts as unanswered.
+      repeats: retry a request without an answer a few times.
+    Raises:
+      StoreUnusable: the URL is unknown or contains credentials, or the folder cannot be made.
+    """
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise StoreUnusable(
+            "the URL of an object store has more than a scheme, a bucket and a prefix",
+            hint="credentials and options come from the environment",
+        )
+    if parts.scheme == "memory":
+        return RemoteObjects(MemoryStore())
+    try:
+        if parts.scheme == "file" and parts.path.startswith("/") and not parts.netloc:
+            return FolderObjects(Path(parts.path))
+        if parts.scheme in _REMOTE and parts.netloc:
+            prefix = parts.path.strip("/") or None
+            # Options of the client replace those of the environment.
+            is_plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
+            client = {"timeout": timedelta(seconds=timeout_s), "allow_http": is_plain}
+            span = timedelta(seconds=GIVE_UP * timeout_s)
+            retries = {"max_retries": REPETITIONS if repeats else 0, "retry_timeout": span}
+            kind = _REMOTE[parts.scheme]
+            store = kind(parts.netloc, prefix=prefix, client_options=client, retry_config=retries)
+            return RemoteObjects(store)
+    except (OSError, BaseError) as error:
+        raise StoreUnusable(f"{url} cannot be used: {_kind(error)}") from error
+    raise StoreUnusable(
+        f"{url} is not an object store", hint="s3://bucket/prefix, gs://…, az://container/prefix or file:/path"
+    )
+
+
+class RemoteObjects:
+    """Objects that obstore reads and writes."""
+
+    #: See ``carry.Objects``.
+    can_exchange = True
+
+    def __init__(self, store: MemoryStore | S3Store | GCSStore | AzureStore) -> None:
+        self._store = store
+
+    def get(self, name: str) -> Fetched | None:
+        """See ``BlockingObjects.get``."""
         try:
             found = obstore.get(self._store, name)
             data, meta = bytes(found.bytes()), found.meta
-            if self._root is not None:
-                # The writer may have died between creating the object and syncing it.
-                self._sync(self._root, name)
         except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
@@ -126,39 +157,29 @@ class BlockingObjectStore:
         return "version" if isinstance(self._store, GCSStore) else "e_tag"
 
     def put(self, name: str, data: bytes) -> None:
-        """Create or replace an object. Raises StoreError: the outcome is unknown."""
+        """See ``BlockingObjects.put``."""
         try:
             obstore.put(self._store, name, data, use_multipart=False)
-            if self._root is not None:
-                self._sync(self._root, name)
         except (BaseError, OSError) as error:
             raise _failed(f"writing {name}", error) from error
 
     def create(self, name: str, data: bytes) -> Verdict:
-        """Create an object if there is none. Raises ObjectStoreRefused, also if there is no such bucket."""
+        """See ``BlockingObjects.create``."""
         return self._put(name, data, "create")
 
     def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
-        """Replace an object if it still has this version. Raises ObjectStoreRefused.
-
-        Raises:
-          StoreUnusable: a local folder cannot do this.
-        """
+        """See ``BlockingObjects.exchange``."""
         return self._put(name, data, {self._version: etag})
 
     def _put(self, name: str, data: bytes, mode: Literal["create"] | dict[str, str]) -> Verdict:
         try:
             obstore.put(self._store, name, data, mode=mode, use_multipart=False)  # type: ignore[arg-type]  # a typed dict
-            if self._root is not None:
-                self._sync(self._root, name)
         except (AlreadyExistsError, PreconditionError):
             return Verdict.REFUSED
         except FileNotFoundError as error:
             if mode == "create":
                 raise ObjectStoreRefused(f"writing {name}: there is no such bucket", hint="create it first") from error
             return Verdict.REFUSED  # there is nothing to replace
-        except NotImplementedError as error:
-            raise StoreUnusable("this object store cannot replace an object conditionally") from error
         except (BaseError, OSError) as error:
             failed = _failed(f"writing {name}", error)
             if isinstance(failed, ObjectStoreRefused):
@@ -167,7 +188,7 @@ class BlockingObjectStore:
         return Verdict.DONE
 
     def sizes(self, prefix: str) -> list[tuple[str, int]]:
-        """Return the names of the objects below ``prefix``, ascending, with their sizes. Raises StoreError."""
+        """See ``BlockingObjects.sizes``."""
         try:
             pages = obstore.list(self._store, prefix or None)
             return sorted((each["path"], each["size"]) for page in pages for each in page)
@@ -175,39 +196,21 @@ class BlockingObjectStore:
             raise _failed(f"listing {prefix}", error) from error
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects; a missing one is not an error. Raises StoreError: some may have been removed."""
+        """See ``BlockingObjects.remove``."""
         for at in range(0, len(names), REMOVED_AT_ONCE):
             self._remove(names[at : at + REMOVED_AT_ONCE])
 
     def _remove(self, names: Sequence[str]) -> None:
         try:
             obstore.delete(self._store, list(names))
-        except FileNotFoundError:
-            # A local folder stops at the first missing one.
-            for name in names:
-                with suppress(FileNotFoundError):
-                    obstore.delete(self._store, name)
         except (BaseError, OSError) as error:
             raise _failed("removing objects", error) from error
-
-    @staticmethod
-    def _sync(root: Path, name: str) -> None:
-        """Make an object of a local folder survive a power cut, with the folders that lead to it. obstore does not."""
-        path = root / name
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        while path != root:
-            path = path.parent
-            sync_directory(path)
 
 
 class ObjectStore:
     """The objects below a prefix of an object store, for a daemon: each call runs in a thread, and is bounded."""
 
-    def __init__(self, objects: BlockingObjectStore, timeout_s: float) -> None:
+    def __init__(self, objects: BlockingObjects, timeout_s: float) -> None:
         """Internal: call ``open`` instead."""
         self._objects = objects
         self._timeout_s = timeout_s
@@ -217,19 +220,19 @@ class ObjectStore:
 
     @classmethod
     def open(cls, url: str, *, timeout_s: float) -> Self:
-        """See ``BlockingObjectStore.open``."""
-        return cls(BlockingObjectStore.open(url, timeout_s=timeout_s), timeout_s)
+        """See ``open_blocking``."""
+        return cls(open_blocking(url, timeout_s=timeout_s), timeout_s)
 
     async def get(self, name: str) -> Fetched | None:
-        """See ``BlockingObjectStore``."""
+        """See ``BlockingObjects``."""
         return await self._in_thread(f"reading {name}", partial(self._objects.get, name))
 
     async def create(self, name: str, data: bytes) -> Verdict:
-        """See ``BlockingObjectStore``."""
+        """See ``BlockingObjects``."""
         return await self._written(partial(self._objects.create, name, data))
 
     async def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
-        """See ``BlockingObjectStore``."""
+        """See ``BlockingObjects``."""
         return await self._written(partial(self._objects.exchange, name, data, etag))
 
     async def names(self, prefix: str) -> list[str]:
@@ -238,7 +241,7 @@ class ObjectStore:
         return [name for name, _ in found]
 
     async def remove(self, names: Sequence[str]) -> None:
-        """See ``BlockingObjectStore``."""
+        """See ``BlockingObjects``."""
         for at in range(0, len(names), REMOVED_AT_ONCE):
             some = names[at : at + REMOVED_AT_ONCE]
             await self._in_thread("removing objects", partial(self._objects.remove, some))

@@ -12,8 +12,8 @@ from broker.api.routes import ROUTES
 from broker.http.handlers import RequestCancelled
 from broker.http.messages import Answer, BodyPieces, Request
 from broker.http.route import Endpoint
+from broker.leased import ABOUT_THE_DAEMON, while_leased
 from broker.replication import answer_while_leased
-from broker.standby import while_leased
 from plainsong.protocol.errors import OutcomeUnknown, Overloaded, ReplicationUnavailable
 from tests.storage.replication.objects import MemoryObjects
 
@@ -90,6 +90,28 @@ async def test_a_poll_that_has_waited_until_the_lease_was_over_gets_no_messages(
 def test_a_read_is_not_answered_once_the_lease_is_over_also_in_sync(name):
     for leased in (Leased(), Leased(is_needed=False)):
         assert isinstance(ends_before_the_answer(leased, name, Answer(200)), ReplicationUnavailable)
+
+
+@pytest.mark.parametrize(
+    "name", ["list_all_topics", "list_topics", "list_namespaces", "get_definitions", "begin_backup"]
+)
+def test_lists_definitions_and_backups_are_refused_once_the_lease_is_over(leased, name):
+    found = []
+    leased.end()
+    leased.endpoint(name, lambda request, answered: answered(Answer(200)))(Request({}, "", {}), found.append)
+    assert isinstance(found[0], ReplicationUnavailable)
+
+
+@pytest.mark.parametrize("name", ["livez", "readyz", "metrics", "get_replication", "get_attention", "end_backup"])
+def test_a_primary_whose_lease_is_over_still_answers_about_itself(leased, name):
+    found = []
+    leased.end()
+    leased.endpoint(name, lambda request, answered: answered(Answer(200)))(Request({}, "", {}), found.append)
+    assert found[0].status == 200
+
+
+def test_each_route_that_needs_no_lease_exists():
+    assert {each.name for each in ROUTES} >= ABOUT_THE_DAEMON
 
 
 def test_a_cancelled_read_stays_cancelled(leased):

@@ -373,7 +373,15 @@ def poll_that_waits(url, wait_ms):
         return error.code, json.loads(error.read())["code"]
 
 
-def test_in_sync_a_primary_that_is_cut_off_serves_no_polls_once_its_lease_is_over(tmp_path, place):
+def counted(url, route, status):
+    """Return how many requests of a route a daemon has counted with this status."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    labels = f'plainsong_requests_total{{route="{route}",status="{status}"}} '
+    return sum(float(line.removeprefix(labels)) for line in lines if line.startswith(labels))
+
+
+def test_in_sync_a_primary_that_is_cut_off_answers_nothing_about_topics_once_its_lease_is_over(tmp_path, place):
     url, environ = place
     with S3Proxy(environ) as proxy, ThreadPoolExecutor() as waiters:
         cut_off = Site(tmp_path, (url, proxy.environment), *LEASE, "replication.mode=sync")
@@ -403,6 +411,15 @@ def test_in_sync_a_primary_that_is_cut_off_serves_no_polls_once_its_lease_is_ove
                 client.publish("orders", [b"2"])
             assert refuses()
             assert waiting.result() == (503, "replication_unavailable")
+            assert counted(cut_off.url("a"), "poll", 503) > 0
+            assert not serves(cut_off.url("a"))
+            for path in ("/v1/topics", "/v1/namespaces/default/topics", "/v1/definitions", "/metrics/topics"):
+                with pytest.raises(urllib.error.HTTPError, match="503"):
+                    urllib.request.urlopen(cut_off.url("a") + path)
+            site.ports["a"] = cut_off.ports["a"]
+            with haproxy(site, tmp_path) as balanced, Client(balanced) as client:
+                eventually("it answers", lambda: serves(balanced))
+                assert all(values(client) == [b"1", b"2"] for _ in range(4))
             proxy.restore()
             assert first.wait() == Exit.DEPOSED
             with site.client("b") as client:

@@ -18,7 +18,7 @@ from storage.backup.folder import BackupFolder, HoldsCopy, canonical, sealed
 from storage.base import StoreInUse, StoreUnusable
 from storage.replication.bases import encode_format
 from storage.replication.carry import ObjectStoreRefused, ObjectStoreUnavailable
-from storage.replication.object_store import BlockingObjectStore
+from storage.replication.object_store import open_blocking
 from tests.patience import PATIENCE_S
 from tests.storage.replication.s3_server import BUCKET, s3_server
 from tests.storage.test_backup_folder import ROWS, a_backup, an_object
@@ -37,12 +37,12 @@ def opened(request, tmp_path, monkeypatch):
     if request.param == "folder":
         return lambda: LocalFiles(tmp_path / "backups")
     if request.param == "memory":
-        objects = BlockingObjectStore.open("memory:", timeout_s=PATIENCE_S)
+        objects = open_blocking("memory:", timeout_s=PATIENCE_S)
         return lambda: StoredFiles(objects, "memory:")
     for name, value in request.getfixturevalue("s3").items():
         monkeypatch.setenv(name, value)
     url = f"s3://{BUCKET}/{tmp_path.name}/backups"
-    return lambda: StoredFiles(BlockingObjectStore.open(url, timeout_s=PATIENCE_S, repeats=True), url)
+    return lambda: StoredFiles(open_blocking(url, timeout_s=PATIENCE_S, repeats=True), url)
 
 
 @pytest.fixture
@@ -128,12 +128,12 @@ def test_of_many_that_lock_at_the_same_time_one_at_a_time_succeeds(opened, monke
 DYING = """
 import os, sys
 from storage.backup.files import LocalFiles, StoredFiles
-from storage.replication.object_store import BlockingObjectStore
+from storage.replication.object_store import open_blocking
 from pathlib import Path
 
 place = sys.argv[1]
 if place.startswith("s3:"):
-    files = StoredFiles(BlockingObjectStore.open(place, timeout_s=30), place)
+    files = StoredFiles(open_blocking(place, timeout_s=30), place)
 else:
     files = LocalFiles(Path(place))
 with files.locked():
@@ -169,7 +169,7 @@ def pass_some(listener, server, size):
 def test_a_process_that_waits_for_a_lock_says_so_once(monkeypatch):
     monkeypatch.setattr(backup_files, "LOOK_S", 0.01)
     monkeypatch.setattr(backup_files, "LOCK_S", 0.05)
-    objects, said = BlockingObjectStore.open("memory:", timeout_s=PATIENCE_S), []
+    objects, said = open_blocking("memory:", timeout_s=PATIENCE_S), []
     objects.put(f"{LOCKS}/{1:020}", b'{"free": false, "run": "another"}')
     for _ in range(2):
         with StoredFiles(objects, "memory:", on_wait=said.append).locked():
@@ -182,14 +182,14 @@ def test_an_upload_that_is_cut_off_leaves_no_file(s3, tmp_path, monkeypatch):
     for name, value in s3.items():
         monkeypatch.setenv(name, value)
     url = f"s3://{BUCKET}/{tmp_path.name}"
-    folder = BackupFolder.make(StoredFiles(BlockingObjectStore.open(url, timeout_s=PATIENCE_S), url))
+    folder = BackupFolder.make(StoredFiles(open_blocking(url, timeout_s=PATIENCE_S), url))
     made = sealed({"format": 1, "id": "20261121T055514Z-000001", "topics": [], "padding": "x" * 1_000_000})
     server = urlsplit(s3["AWS_ENDPOINT"])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         relay = threading.Thread(target=pass_some, args=(listener, (server.hostname, server.port), 300_000))
         relay.start()
         monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
-        cut = StoredFiles(BlockingObjectStore.open(url, timeout_s=PATIENCE_S), url)
+        cut = StoredFiles(open_blocking(url, timeout_s=PATIENCE_S), url)
         with pytest.raises(ObjectStoreUnavailable):
             cut.put(f"backups/{made['id']}.json", canonical(made))
         relay.join()
@@ -233,7 +233,7 @@ def test_the_place_of_a_second_copy_is_no_place_of_backups(opened):
 @pytest.fixture
 def lost(monkeypatch):
     """A folder in an object store whose lock another process has taken, since its holder was stopped for too long."""
-    objects = BlockingObjectStore.open("memory:", timeout_s=PATIENCE_S)
+    objects = open_blocking("memory:", timeout_s=PATIENCE_S)
     folder = BackupFolder.make(StoredFiles(objects, "memory:"))
 
     def take():
@@ -294,14 +294,14 @@ def test_wrong_credentials_are_an_error_without_a_secret(s3, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
     url = f"s3://{BUCKET}/x"
     with pytest.raises(ObjectStoreRefused, match="PermissionDenied") as refused:
-        BackupFolder.make(StoredFiles(BlockingObjectStore.open(url, timeout_s=PATIENCE_S, repeats=True), url))
+        BackupFolder.make(StoredFiles(open_blocking(url, timeout_s=PATIENCE_S, repeats=True), url))
     assert "wrong-secret" not in f"{refused.value}{refused.value.hint}"
 
 
 def test_a_process_that_was_stopped_while_it_took_a_lock_does_not_get_one_that_others_have_had_since(monkeypatch):
     monkeypatch.setattr(backup_files, "LOOK_S", 0.01)
     monkeypatch.setattr(backup_files, "RENEW_S", 0.01)
-    objects = BlockingObjectStore.open("memory:", timeout_s=PATIENCE_S)
+    objects = open_blocking("memory:", timeout_s=PATIENCE_S)
     late, create = StoredFiles(objects, "memory:"), objects.create
 
     def create_late(name, data):

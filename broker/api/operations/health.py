@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from broker.api.answers import json_answer
+from broker.api.operations.replication import not_leased
 from broker.finding import shown_bytes
 from broker.http.messages import Answer, answer_for, status_of
 from broker.metrics import VARY_ACCEPT
@@ -58,6 +59,8 @@ class Health:
     """Returns the security files that could not be reloaded, and why; None if all are in force."""
     groups_of: Callable[[str], tuple[str, ...]] = lambda name: ()
     """Returns the groups of a name in the grants file."""
+    is_leased: Callable[[], bool] = lambda: True
+    """False if a standby may have taken over by itself, so that requests are refused."""
 
     async def ping(self, request: Request) -> Answer:
         """Answer ``OK``."""
@@ -115,6 +118,8 @@ class Health:
         reasons: list[PlainsongError] = []
         if self.stopping.is_set():
             reasons.append(ShuttingDown("the daemon is shutting down"))
+        if not self.is_leased():
+            reasons.append(not_leased())
         if self.space.low:
             reasons.append(
                 LowSpace(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from broker.api.answers import json_answer
-from plainsong.protocol.errors import Conflict
+from plainsong.protocol.errors import Conflict, ReplicationUnavailable
 from storage.replication.segment import mode_name
 
 if TYPE_CHECKING:
@@ -118,3 +118,14 @@ class Replication:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 1)
+
+
+NOT_RENEWED = "the lease in the object store has not been renewed, so a standby may have taken over"
+
+
+def not_leased() -> ReplicationUnavailable:
+    """Return the error of a primary whose lease has not been renewed in time."""
+    return ReplicationUnavailable(
+        NOT_RENEWED,
+        hint="retry, also at the standby's URL; the daemon's log says why the lease is not renewed",
+    )

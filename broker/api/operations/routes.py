@@ -373,7 +373,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="daemon",
         doc="Check that the daemon serves everything; if not, the problem lists the reasons.",
         answer=Readiness,
-        errors=("shutting_down", "low_space", "recovering"),
+        errors=("shutting_down", "low_space", "recovering", "replication_unavailable"),
     ),
     Route(
         "metrics",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import threading
 
 import pytest
@@ -11,7 +14,7 @@ from plainsong.protocol.effects import Table
 from storage.base import StoreUnusable
 from storage.replication import protocol
 from storage.replication.carry import ObjectStoreRefused, ObjectStoreUnavailable, carry_out
-from storage.replication.object_store import BlockingObjectStore, ObjectStore
+from storage.replication.object_store import ObjectStore, open_blocking
 from storage.replication.protocol import Exchange, Fetched, Get, Verdict
 from storage.replication.segment import ASYNC, Change, Commit
 from tests.patience import PATIENCE_S
@@ -116,6 +119,60 @@ async def test_removed_objects_are_absent_and_missing_ones_are_not_an_error(obje
         await objects.create(name, b"x")
     await objects.remove(["missing", "a", "c"])
     assert [await objects.get(name) is None for name in ("a", "b", "c")] == [True, False, True]
+
+
+@pytest.fixture
+def share(tmp_path):
+    return tmp_path / "share"
+
+
+@pytest.fixture
+def folder(share):
+    return open_blocking(f"file:{share}", timeout_s=1)
+
+
+def test_a_folder_that_another_one_replaces_stays_the_one_that_was_opened(share, folder, tmp_path):
+    assert folder.create("log/1/1", b"one") is DONE
+    share.rename(tmp_path / "unmounted")
+    share.mkdir()
+    assert folder.create("log/1/1", b"two") is REFUSED
+    assert folder.create("log/1/2", b"two") is DONE
+    folder.put("lease.json", b"x")
+    assert folder.get("log/1/1").data == b"one"
+    assert [name for name, _ in folder.sizes("")] == ["lease.json", "log/1/1", "log/1/2"]
+    assert list(share.iterdir()) == []
+    assert (tmp_path / "unmounted/log/1/2").read_bytes() == b"two"
+
+
+def test_nothing_is_written_in_the_place_of_a_folder_that_was_removed(share, folder):
+    share.rmdir()
+    share.mkdir()
+    with pytest.raises(ObjectStoreRefused, match="was removed"):
+        folder.create("log/1/1", b"one")
+    assert list(share.iterdir()) == []
+
+
+def test_a_file_of_a_folder_that_was_never_completed_is_no_object(share, folder):
+    (share / "log/1").mkdir(parents=True)
+    (share / "log/1/1#1").write_bytes(b"half")
+    assert folder.sizes("log") == []
+    assert folder.create("log/1/1", b"one") is DONE
+    assert folder.sizes("log") == [("log/1/1", 3)]
+
+
+def test_an_object_of_a_folder_that_cannot_be_synced_is_neither_created_nor_read(folder, monkeypatch):
+    assert folder.create("log/1/1", b"one") is DONE
+    synced = os.fsync
+
+    def fail(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        synced(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    assert folder.create("log/1/2", b"two") is Verdict.UNKNOWN
+    with pytest.raises(ObjectStoreUnavailable, match="Input/output error"):
+        folder.get("log/1/1")
 
 
 async def test_a_call_that_never_returns_is_given_up(autojump_clock, monkeypatch):
@@ -226,7 +283,7 @@ def test_the_object_stores_of_google_and_azure_are_opened_and_a_replacement_name
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
     modes = []
     monkeypatch.setattr("obstore.put", lambda *_, mode, **__: modes.append(mode))
-    objects = BlockingObjectStore.open(url, timeout_s=1)
+    objects = open_blocking(url, timeout_s=1)
     assert objects.exchange("lease.json", b"x", "7") is DONE
     assert modes == [{named: "7"}]
 

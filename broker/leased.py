@@ -1,0 +1,104 @@
+"""A primary whose lease is over: it neither answers nor is ready, since a standby may have taken over by itself."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from broker.api.operations.replication import NOT_RENEWED, not_leased
+from broker.http.handlers import RequestCancelled
+from broker.http.messages import Answer, BodyPieces
+from broker.http.route import Endpoint
+from plainsong.protocol.errors import OutcomeUnknown
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from actors.lease import LeaseKeeper
+    from broker.http.budgets import Reservation
+    from broker.http.messages import Answered, Begin, BodyStream, Conversation, Handler, Request
+    from broker.http.route import Route
+    from broker.security.identity import Identity
+
+#: Routes about this daemon and its directory, which it answers without a lease. All others are about topics, transactions
+#: and their state, which another primary may have changed.
+ABOUT_THE_DAEMON = frozenset(
+    (
+        *("ping", "livez", "readyz", "metrics", "version", "whoami", "openapi", "security_txt", "explain_error"),
+        *("root", "console", "console_slash", "console_file"),
+        *("get_attention", "get_events", "get_replication", "take_over", "switch_primary", "get_cluster"),
+        *("drain_instance", "undrain_instance", "pin_topic", "unpin_topic"),
+        *("start_scrub", "get_scrub", "end_backup"),
+    )
+)
+
+
+def while_leased(endpoints: Sequence[Endpoint], lease: LeaseKeeper) -> tuple[Endpoint, ...]:
+    """Refuse requests about topics and transactions, polls too, while another process may have taken over by itself.
+
+    The lease decides when a request arrives, and again when it is answered: a poll may have waited for longer than the
+    lease, and what the answer says may no longer be so.
+    """
+
+    def leased(route: Route[object], handler: Handler) -> Handler:
+        give = _give_read if route.reads_only else _give_change
+
+        def handle(request: Request, answered: Answered) -> None:
+            if lease.is_current:
+                handler(request, partial(give, lease, answered))
+            else:
+                answered(not_leased())
+
+        return handler if route.name in ABOUT_THE_DAEMON else handle
+
+    return tuple(Endpoint(each.route, leased(each.route, each.handler)) for each in endpoints)
+
+
+def _give_read(lease: LeaseKeeper, answered: Answered, outcome: Answer | Exception) -> None:
+    """Answer a request that changes nothing, if the lease is not over."""
+    if isinstance(outcome, Answer) and not isinstance(outcome.body, bytes | BodyPieces):
+        outcome.body = _LeasedBody(outcome.body, lease)  # its reader closes it, also if its first piece is refused
+    elif not (lease.is_current or isinstance(outcome, RequestCancelled)):
+        outcome = not_leased()
+    answered(outcome)
+
+
+def _give_change(lease: LeaseKeeper, answered: Answered, outcome: Answer | Exception) -> None:
+    """Answer a request that may have changed something, if that may be acknowledged."""
+    if lease.holds or isinstance(outcome, Exception):
+        answered(outcome)
+    else:
+        answered(OutcomeUnknown(NOT_RENEWED, hint="ask the primary, which may be another one now"))
+
+
+class _LeasedBody:
+    """A body that is produced while it is sent, and breaks off, as after an error, once the lease is over."""
+
+    def __init__(self, body: BodyStream, lease: LeaseKeeper) -> None:
+        self._body = body
+        self._pieces = aiter(body)
+        self._lease = lease
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece = await anext(self._pieces)
+        if not self._lease.is_current:
+            raise not_leased()
+        return piece
+
+    async def aclose(self) -> None:
+        """See ``BodyStream.aclose``."""
+        await self._body.aclose()
+
+
+def begins_while_leased(begin: Begin, lease: LeaseKeeper) -> Begin:
+    """Refuse streams of publishes in the same way."""
+
+    def begun(namespace: str, topic: str, request_id: str, room: Reservation, who: Identity) -> Conversation:
+        if not lease.is_current:
+            raise not_leased()
+        return begin(namespace, topic, request_id, room, who)
+
+    return begun
