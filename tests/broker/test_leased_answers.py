@@ -110,8 +110,10 @@ def test_a_primary_whose_lease_is_over_still_answers_about_itself(leased, name):
     assert found[0].status == 200
 
 
-def test_each_route_that_needs_no_lease_exists():
+def test_each_route_that_needs_a_lease_names_the_error_of_one_that_is_over():
     assert {each.name for each in ROUTES} >= ABOUT_THE_DAEMON
+    leased = [each for each in ROUTES if each.name not in ABOUT_THE_DAEMON]
+    assert [each.name for each in leased if ReplicationUnavailable.code not in each.errors] == []
 
 
 def test_a_cancelled_read_stays_cancelled(leased):

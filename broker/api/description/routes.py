@@ -37,6 +37,6 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="The topics that the caller may see, up to 1000, as channels of AsyncAPI 3.0.",
         parameters=("match",),
         answer=dict[str, Any],
-        errors=(*ANY, "storage_failed"),
+        errors=(*ANY, "storage_failed", "replication_unavailable"),
     ),
 )

@@ -260,7 +260,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="messages",
         doc="A WebSocket for pipelined publishes, in msgpack. OpenAPI cannot describe WebSockets: docs/http.md has "
         "the format. Without an upgrade the response is 400.",
-        errors=(*ANY, "invalid_name", "forbidden"),
+        errors=(*ANY, "invalid_name", "forbidden", "replication_unavailable"),
     ),
     Route(
         "list_readers",
@@ -341,6 +341,6 @@ ROUTES: tuple[Route[Any], ...] = (
             example={"topics": {"orders": {"startFrom": _ID, "inclusive": False}, "prices": {}}, "waitMs": 30000},
         ),
         answer=ManyPages,
-        errors=(*ANY, *BODY, *VIEWS, *BAD_POSITION, "invalid_name", "request_too_large"),
+        errors=(*ANY, *BODY, *VIEWS, *BAD_POSITION, "invalid_name", "request_too_large", "replication_unavailable"),
     ),
 )

@@ -69,7 +69,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="List the topics of all namespaces with their statistics, sorted by any column, in pages; opens no topic.",
         parameters=("q", "namespace", "sort", "order", "limit", "after", "deleted"),
         answer=TopicPage | DeletedTopics,
-        errors=(*ANY, "invalid_name", "storage_failed"),
+        errors=(*ANY, "invalid_name", "storage_failed", "replication_unavailable"),
     ),
     Route(
         "get_attention",
@@ -225,7 +225,7 @@ ROUTES: tuple[Route[Any], ...] = (
         parameters=("withoutDamaged",),
         body=Body(),
         answer=BegunBackup,
-        errors=(*ANY, "backup_running", "storage_failed"),
+        errors=(*ANY, "backup_running", "storage_failed", "replication_unavailable"),
     ),
     Route(
         "list_backup_objects",
@@ -239,7 +239,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="List the objects in the cut, by digest: those of a topic, of the transaction service, or of no topic.",
         parameters=("topic", "after"),
         answer=BackupObjects,
-        errors=(*ANY, "invalid_name", "not_found", "storage_failed"),
+        errors=(*ANY, "invalid_name", "not_found", "storage_failed", "replication_unavailable"),
     ),
     Route(
         "get_backup_object",
@@ -253,7 +253,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="Return the bytes of a listed object.",
         answer=bytes,
         answer_types=("application/octet-stream",),
-        errors=(*ANY, "not_found", "storage_failed"),
+        errors=(*ANY, "not_found", "storage_failed", "replication_unavailable"),
     ),
     Route(
         "end_backup",
@@ -280,7 +280,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="keeping",
         doc="Export the properties of all namespaces and topics, and the pins, as one document.",
         answer=DefinitionsDocument,
-        errors=(*ANY, "storage_failed"),
+        errors=(*ANY, "storage_failed", "replication_unavailable"),
     ),
     Route(
         "put_definitions",

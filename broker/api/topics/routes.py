@@ -47,7 +47,7 @@ ROUTES: tuple[Route[Any], ...] = (
         doc="List the topics of a namespace, sorted.",
         parameters=("deleted",),
         answer=list[str | DeletedTopic],
-        errors=(*ANY, "invalid_name", "storage_failed"),
+        errors=(*ANY, "invalid_name", "storage_failed", "replication_unavailable"),
     ),
     Route(
         "create_topic",
@@ -322,7 +322,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="namespaces",
         doc="List the namespaces that have topics or properties, sorted.",
         answer=list[str],
-        errors=(*ANY, "storage_failed"),
+        errors=(*ANY, "storage_failed", "replication_unavailable"),
     ),
     Route(
         "get_namespace",
@@ -335,7 +335,7 @@ ROUTES: tuple[Route[Any], ...] = (
         tag="namespaces",
         doc="Show a namespace's properties.",
         answer=NamespaceDescription,
-        errors=(*ANY, "invalid_name"),
+        errors=(*ANY, "invalid_name", "replication_unavailable"),
     ),
     Route(
         "set_namespace",
@@ -374,6 +374,6 @@ ROUTES: tuple[Route[Any], ...] = (
         parameters=("match",),
         answer=str,
         answer_types=("text/plain", "application/openmetrics-text"),
-        errors=(*ANY, "storage_failed"),
+        errors=(*ANY, "storage_failed", "replication_unavailable"),
     ),
 )
