@@ -2,9 +2,9 @@
 
 One task ships: it takes the batches in the outbox as one segment, every ``interval_ms`` or, with the mode ``sync``, at
 once. Up to ``uploads`` segments are under way; one counts once it and all before it are stored. Another task makes a base
-if there is none, and one at intervals, and removes old bases and segments. Both
-survive an outage of the object store: commits wait in the outbox, which is bounded. If it overflows, the epoch ends with
-a gap, and later commits cannot be restored until a new base is complete.
+if there is none, and one at intervals, and removes old bases and segments (``copy_bases``). Both survive an outage of the
+object store: commits wait in the outbox, which is bounded. If it overflows, the epoch ends with a gap, and later commits
+cannot be restored until a new base is complete. ``copy_start`` has how an epoch begins.
 
 ``run`` ends with an error if another process has continued the log. The daemon then has to end too.
 """
@@ -17,60 +17,48 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import trio
 
 from actors.copy_bases import CopyBases
+from actors.copy_calls import CopyCalls
+from actors.copy_start import CopyStart
 from actors.lease import LeaseKeeper
 from storage.base import StoreError, StoreUnusable
-from storage.leveldb.shipping import NO_COMMIT
-from storage.replication.bases import FORMAT_NAME, encode_format
-from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreRefused, ObjectStoreUnavailable, carry_out, ignore
-from storage.replication.conditions import check_replacement
 from storage.replication.counted_store import TORN, TORN_HINT
 from storage.replication.measured import MeasuredObjects, PutTimes
 from storage.replication.notices import log_name
-from storage.replication.outbox import Unsent, commit_of, operations_of
+from storage.replication.outbox import commit_of
 from storage.replication.protocol import (
-    FOREIGN_HINT,
-    ROOT,
-    BucketWentBack,
-    DirectoryBehind,
-    Foreign,
     OwnDirectory,
     Reign,
     ReignOver,
-    Terms,
     Upload,
-    check_place,
-    claim_prefix,
     store,
     take_over,
 )
-from storage.replication.reading import has_base_after, is_removed
-from storage.replication.record import Record, read_record, write_record
+from storage.replication.record import RecordFile
 from storage.replication.segment import ASYNC, MODES, RUN_BYTES, SYNC, encode_segment
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from actors.copy_start import Begun
     from actors.settings import ReplicationConfig
     from storage.leveldb.operations import SealedChange
     from storage.leveldb.store import LevelDBStore
     from storage.replication.bases import Base
     from storage.replication.carry import Objects
     from storage.replication.notices import Registration
-    from storage.replication.outbox import Outbox, Restarted, Taken
-    from storage.replication.protocol import Place, Steps
+    from storage.replication.outbox import Outbox, Taken
+    from storage.replication.record import Record
     from storage.replication.segment import Segment
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-#: Pause after the object store refused access, and after a base failed.
-REFUSED_PAUSE_S = 5.0
+#: Pause after a base failed.
 BASE_PAUSE_S = 30.0
 #: How often an idle primary checks that no other process has ended its epoch.
 LOOK_EVERY_S = 10.0
@@ -80,14 +68,6 @@ YIELD_S = 2.0
 NOTE_EVERY_S = 5.0
 #: During a clean end, how often to check if the last batch is complete.
 FINISHING_S = 0.1
-#: Bytes of the journal, which a start reads to find commits that were not sent before a crash.
-UNSENT_BYTES = 64 << 20
-#: For an operator who gives up a copy that the object store has lost.
-LOST_HINT = (
-    "if the object store lost the copy or was set back: plainsong replica leave --without-seal, then a new prefix"
-)
-#: Objects by which a start checks the object store.
-PROBES = "probes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,24 +127,18 @@ class SecondCopy:
         """How long the object store takes for a write."""
         self.on_read: Callable[[], object] = lambda: None
         """Called for each segment that ``begin`` has read: it may be many after a kill."""
-        self._objects = MeasuredObjects(objects, self.puts)
+        measured = MeasuredObjects(objects, self.puts)
         self._store = store
-        self._bases = CopyBases(self._objects, store, settings.keep_s, now_ms, self._put, bytes_per_s=base_bytes_per_s)
+        self._bases = CopyBases(measured, store, settings.keep_s, now_ms, self._put, bytes_per_s=base_bytes_per_s)
         self._outbox = outbox
-        self._directory = directory
+        self._file = RecordFile(directory)
         self._settings = settings
         self._holder = holder
         self._interval_s = settings.interval_ms / 1000
         self._mode = MODES[settings.mode]
         self._now_ms = now_ms
         self._run = b""
-        self._record = Record("")
-        #: Held while the record is replaced.
-        self._noting = trio.Lock()
         self._reign: Reign | None = None
-        #: While the log is read: the place after the last segment, and the directory's own commits.
-        self._reached = ROOT
-        self._journal = Unsent(())
         #: Changes that must be made before a base of this epoch begins.
         self._unmade: Sequence[SealedChange] = ()
         #: Batches of the segments that are not stored yet, by number.
@@ -174,7 +148,6 @@ class SecondCopy:
         self._progress = trio.Event()
         self._is_finishing = False
         self._finished = trio.Event()
-        self._error = ""
         self._is_given_up = False
         self._uploaded_ms: int | None = None
         self._yields_until_s = 0.0
@@ -196,6 +169,7 @@ class SecondCopy:
         )
 
         self.lease.on_rival = self._yield_to_rival
+        self._calls = CopyCalls(measured, self.lease.close)
 
     # --- for the daemon --------------------------------------------------------------------------
 
@@ -209,118 +183,37 @@ class SecondCopy:
           Unconditional: the object store cannot fence.
           StoreUnusable, StoreError, DamagedLog: it cannot be read or written.
         """
-        restarted, begun_s = self._outbox.restart(), self.lease.clock_s
-        found = await in_thread(read_record, self._directory, max_wait_s=inf)
-        self._run = secrets.token_bytes(RUN_BYTES)
-        # Noted before the first write to the log, so that every later start recognizes this run's objects.
-        first = found or Record(secrets.token_hex(16))
-        await self._note(lambda _: replace(first.started(self._run), shift=self._outbox.shift))
-        record = self._record
-        if self._reign is None and self._objects.can_exchange:
-            await self._check_replacement()
-        await self._do(claim_prefix(FORMAT_NAME, encode_format(record.store), record.place))
-        try:
-            await self._do(check_place(record.place))
-        except BucketWentBack:
-            if await self._read(partial(has_base_after, self._objects, record.place)):
-                raise _too_old(record.place) from None
-            raise
-        if record.place.number == 1:  # otherwise the object before it has just been found
-            await self._refuse_if_removed(record.place)
-        self._journal = unsent = await self._unsent(record)
-        since = unsent.entries[0][0] - 1 if unsent.entries else restarted.last
-        own = OwnDirectory(
-            restarted.last, frozenset(record.runs), since, applies=self._reign is None, writer=record.writer
-        )
-        async with self.lease.holding(self._run):
-            await self._reign_from(own, restarted, unsent, begun_s)
+        begun_s = self.lease.clock_s
+        is_first = self._reign is None
+        start = CopyStart(self._calls, self._file, self._store, self._outbox, is_first=is_first, on_read=self.on_read)
+        self._run = start.run
+        await start.claim()
+        async with self.lease.holding(start.run):
+            begun = await start.take_over(self.lease.terms, self._holder)
+            self.lease.began(begun.place.epoch, start.run, self._holder, begun_s)
+            await self._reign_from(start, begun)
 
-    async def _reign_from(self, own: OwnDirectory, restarted: Restarted, unsent: Unsent, begun_s: float) -> None:
-        """Begin an epoch in which everything that the directory has and the log lacks is sent. Raises as ``begin`` does."""
-        record = self._record
-        known, leased = record.known_epoch, self._objects.can_exchange
-        steps = take_over(
-            self._run,
-            record.place,
-            known=known,
-            leased=leased,
-            directory=own,
-            holder=self._holder,
-            terms=self.lease.terms,
-        )
-        self._reached = record.place
-        place = await self._do(steps, self._apply)
-        await self._refuse_if_removed(self._reached, below=place.epoch)
-        self._journal = Unsent(())
-        self.lease.began(place.epoch, self._run, self._holder, begun_s)
-        if place.commit is not None and place.commit > restarted.last:
-            restarted = self._outbox.restart()
-        has_base = place.commit is not None and record.base is not None
-        self._is_given_up = place.commit is None and record.base is not None
-        await self._note(lambda record: replace(record.at(place, self._run), base=record.base if has_base else None))
+    async def _reign_from(self, start: CopyStart, begun: Begun) -> None:
+        """Send everything that the directory has and the log lacks. Raises as ``begin`` does."""
+        place, restarted = begun.place, begun.restarted
+        self._is_given_up = place.commit is None and begun.had_base
         # Until the rules of a restore are applied, another process that takes over must apply them too.
-        mode = self._mode if record.settle is None else ASYNC
-        self._reign, self._least_number = Reign(place, self._run, mode, has_base=has_base), 0
+        mode = self._mode if self._file.record.settle is None else ASYNC
+        self._reign, self._least_number = Reign(place, self._run, mode, has_base=begun.has_base), 0
         reign = self._reign
         self._outbox.progressed(reign.logged, None)
         self._unmade = restarted.unmade
         if place.commit is None:
             await self._upload(reign.open(restarted.last, self._now_ms()))
         elif place.commit < restarted.last:
-            time_ms, after = self._now_ms(), place.commit
-            commits = await self._store.run_reader(lambda tables: unsent.commits(tables, after, time_ms))
-            await self._upload(reign.cut(after + 1, commits))
+            await self._upload(reign.cut(place.commit + 1, await start.lacking(place.commit, self._now_ms())))
         if not reign.says_mode:
             # A process that takes over goes by the mode in the log, so the log must have it before the first answer.
             await self._upload(reign.announce(self._now_ms()))
         self._outbox.progressed(reign.logged, reign.counted)
         await self._note_place()
-        log.info("the second copy begins", extra={"epoch": reign.epoch, "commit": restarted.last, "has_base": has_base})
-
-    async def _refuse_if_removed(self, place: Place, *, below: int | None = None) -> None:
-        """Refuse to begin at an end of the log that is none: retention has removed the segments there.
-
-        A seal at such a place ends nothing, since every reader begins with a later base.
-
-        Args:
-          below: the epoch that was begun at ``place``; None before that.
-        Raises:
-          BucketWentBack: the directory is older than the log.
-          StoreError, DamagedLog: the bases cannot be read.
-        """
-        if below is None:
-            is_over = await self._read(partial(is_removed, self._objects, place))
-        else:
-            is_over = await self._read(partial(has_base_after, self._objects, place, below=below))
-        if not is_over:
-            return
-        self.lease.close()
-        raise _too_old(place)
-
-    async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a read while the object store is away."""
-        while True:
-            try:
-                return await read()
-            except ObjectStoreUnavailable as error:
-                self._failed(error.detail)
-                await trio.sleep(FIRST_PAUSE_S)
-
-    async def _check_replacement(self) -> None:
-        name = f"{PROBES}/{self._run.hex()}"
-        try:
-            await self._do(check_replacement(name))
-        finally:
-            with suppress(StoreError, StoreUnusable):
-                await self._objects.remove([name])
-
-    async def _unsent(self, record: Record) -> Unsent:
-        """Return the commits that the log may lack, if this is the start and nothing was written yet."""
-        after = record.place.commit
-        if self._reign is not None or after is None:
-            return Unsent(())
-        shift = self._outbox.shift
-        return await self._store.run_reader(lambda tables: Unsent.of(tables, after, UNSENT_BYTES, shift))
+        extra = {"epoch": reign.epoch, "commit": restarted.last, "has_base": begun.has_base}
+        log.info("the second copy begins", extra=extra)
 
     async def run(self) -> None:
         """Ship until ``finish``.
@@ -339,7 +232,7 @@ class SecondCopy:
                     self._finished.set()
                     return
                 log.warning("the second copy has a gap and begins with a new base", extra={"why": self._outbox.lost})
-                await self._patiently(self.begin)
+                await self._calls.patiently(self.begin)
         finally:
             # Nothing is acknowledged after the end of the reign.
             self._outbox.close("the daemon writes its second copy no longer")
@@ -360,17 +253,17 @@ class SecondCopy:
         self.lease.close()
         run = secrets.token_bytes(RUN_BYTES)
         # First, so that its own seal is recognized if the answer to it is lost.
-        await self._note(lambda record: record.started(run))
-        record, reign = self._record, self._now
+        await self._file.change(lambda record: record.started(run))
+        record, reign = self._file.record, self._now
         own = OwnDirectory(self._outbox.last, frozenset(record.runs), self._outbox.last, writer=record.writer)
-        known, leased, holder = record.known_epoch, self._objects.can_exchange, self._holder
+        known, leased, holder = record.known_epoch, self._calls.objects.can_exchange, self._holder
         ended = take_over(
             run, reign.place, known=known, leased=leased, directory=own, holder=holder, clean=reign.counted is not None
         )
-        place = await self._do(ended)
+        place = await self._calls.do(ended)
         await self.lease.release(place.epoch, run)
         time_ms = self._now_ms()
-        await self._note(lambda record: replace(record.at(place, run), standby=True, shift=0, time_ms=time_ms))
+        await self._file.change(lambda record: replace(record.at(place, run), standby=True, shift=0, time_ms=time_ms))
         log.info("the log is handed over", extra={"epoch": reign.epoch, "commit": place.commit})
 
     @property
@@ -384,7 +277,7 @@ class SecondCopy:
         while (self._now.logged or 0) < last:
             await self._progress.wait()
         self._now.mode = self._mode
-        await self._note(lambda record: replace(record, settle=None))
+        await self._file.change(lambda record: replace(record, settle=None))
 
     async def recorded(self) -> None:
         """Note that the directory's events are in the audit."""
@@ -393,17 +286,17 @@ class SecondCopy:
     @property
     def record(self) -> Record:
         """The record of the copy in the directory."""
-        return self._record
+        return self._file.record
 
     @property
     def error(self) -> str:
         """Why the last request failed; empty if it did not."""
-        return self._error
+        return self._calls.error
 
     @property
     def status(self) -> CopyStatus:
         """The current state."""
-        reign, record, under_way = self._reign, self._record, list(self._under_way.values())
+        reign, record, under_way = self._reign, self._file.record, list(self._under_way.values())
         assert reign is not None  # it has begun
         last, counted = self._outbox.last, reign.counted
         logged = reign.logged if counted is None else counted
@@ -417,7 +310,7 @@ class SecondCopy:
             lag_bytes=self._outbox.waiting_bytes + sum(each.size for each in under_way),
             lag_s=0.0 if oldest_ms is None else max(0.0, (self._now_ms() - oldest_ms) / 1000),
             uploaded_ms=self._uploaded_ms,
-            error=self._error,
+            error=self._calls.error,
             base=record.base,
             base_ms=record.base_ms,
             oldest_ms=self._bases.oldest_ms,
@@ -425,7 +318,7 @@ class SecondCopy:
             standbys=self.lease.standbys,
             automatic=self.lease.is_automatic,
             alone_s=self.lease.alone_s,
-            has_lease=self._objects.can_exchange,
+            has_lease=self._calls.objects.can_exchange,
         )
 
     # --- shipping --------------------------------------------------------------------------------
@@ -470,7 +363,7 @@ class SecondCopy:
                         return
                 if trio.current_time() >= self._look_at_s:
                     await self._look()
-                if self._record.place != self._now.logged_place and trio.current_time() >= self._note_at_s:
+                if self._file.record.place != self._now.logged_place and trio.current_time() >= self._note_at_s:
                     await self._note_place()
                 due_s = self._due_in_s()
                 idle_s = min(self._interval_s, FINISHING_S) if self._is_finishing else self._interval_s
@@ -516,70 +409,20 @@ class SecondCopy:
         self._outbox.progressed(self._now.logged, self._now.counted)
 
     async def _put(self, upload: Upload) -> None:
-        await self._patiently(lambda: self._do(store(upload)))
-
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Retry while the object store refuses access, or the disk a note: rights and space may return."""
-        while True:
-            try:
-                return await call()
-            except (ObjectStoreRefused, StoreUnusable) as error:
-                self._failed(error.detail)
-                await trio.sleep(REFUSED_PAUSE_S)
-
-    async def _apply(self, segments: Sequence[Segment]) -> None:
-        """Write what the log has and the directory lacks: after a power cut, or in an earlier state of the disk.
-
-        Raises:
-          Foreign: a commit of the log and the directory's own with the same number differ.
-          DirectoryBehind: the log does not continue the directory's last commit.
-        """
-        for segment in segments:
-            self.on_read()
-            self._reached = replace(self._reached, epoch=segment.epoch, number=segment.number + 1)
-            for number, commit in enumerate(segment.commits, segment.first):
-                last = self._outbox.last
-                if number <= last:
-                    if self._journal.contradicts(number, commit):
-                        raise Foreign(
-                            f"commit {number} of the log is not that of this directory: a clone of it was continued",
-                            hint=FOREIGN_HINT,
-                        )
-                    continue
-                if number == last + 1:
-                    await self._store.apply(operations_of(commit))
-                if self._outbox.last != number:
-                    raise DirectoryBehind(f"the log has commit {number}, and this directory ends at {last}")
-
-    async def _do(self, steps: Steps[T], apply: Callable[[Sequence[Segment]], Awaitable[object]] = ignore) -> T:
-        try:
-            found = await carry_out(self._objects, steps, apply, failed=self._failed)
-        except (ReignOver, Foreign, BucketWentBack):
-            self.lease.close()
-            raise
-        if self._error:
-            log.info("the object store responds again")
-        self._error = ""
-        return found
-
-    def _failed(self, why: str) -> None:
-        if not self._error:
-            log.warning("the second copy cannot be written", extra={"why": why})
-        self._error = why
+        await self._calls.patiently(lambda: self._calls.do(store(upload)))
 
     async def _look(self) -> None:
         """Check that no other process has ended the epoch. Raises ReignOver."""
         self._look_at_s = trio.current_time() + LOOK_EVERY_S
         place = self._now.place
         try:
-            found = await self._objects.get(log_name(place.epoch, place.number))
+            found = await self._calls.objects.get(log_name(place.epoch, place.number))
         except StoreError as error:
-            self._failed(error.detail)
+            self._calls.failed(error.detail)
             return
-        self._error = ""
+        self._calls.succeeded()
         if found is not None:
-            self.lease.close()
-            raise ReignOver(f"another process has ended epoch {place.epoch}")
+            raise self._calls.ended(ReignOver(f"another process has ended epoch {place.epoch}"))
 
     @property
     def _now(self) -> Reign:
@@ -588,25 +431,17 @@ class SecondCopy:
 
     # --- the directory's record ------------------------------------------------------------------
 
-    async def _note(self, change: Callable[[Record], Record]) -> None:
-        """Change the record, durably. Raises StoreUnusable."""
-        async with self._noting:
-            self._record = record = change(self._record)
-            with trio.CancelScope(shield=True):
-                await in_thread(write_record, self._directory, record, max_wait_s=inf)
-            self._note_at_s = trio.current_time() + NOTE_EVERY_S
-
     async def _note_if_possible(self, change: Callable[[Record], Record]) -> None:
         """Change the record; a failure costs the next start a longer reading, or a new base."""
         try:
-            await self._note(change)
+            await self._file.change(change)
         except StoreUnusable as error:
             log.warning("the state of the second copy cannot be noted", extra={"why": error.detail})
-            self._note_at_s = trio.current_time() + NOTE_EVERY_S
 
     async def _note_place(self) -> None:
         """Note the place up to which the log is stored."""
         await self._note_if_possible(self._at_place)
+        self._note_at_s = trio.current_time() + NOTE_EVERY_S
 
     def _at_place(self, record: Record) -> Record:
         """Return the record at the place up to which the log is stored, once the directory has everything before it."""
@@ -621,9 +456,9 @@ class SecondCopy:
         with suppress(StoreError, StoreUnusable):
             await self._bases.find()
         while True:
-            if self._record.base is not None:
+            if self._file.record.base is not None:
                 every_s = self._settings.base_every_h * 3600
-                due_s = self._record.base_ms / 1000 + every_s - self._now_ms() / 1000
+                due_s = self._file.record.base_ms / 1000 + every_s - self._now_ms() / 1000
                 # No longer than that, for a base that was made while the clock was ahead.
                 await trio.sleep(min(max(0.0, due_s), every_s))
             if any(each.made is None for each in self._unmade):
@@ -631,7 +466,7 @@ class SecondCopy:
                 continue
             try:
                 base = await self._make_base()
-                await self._bases.remove_old(base, partial(self._note, self._at_place))
+                await self._bases.remove_old(base, partial(self._file.change, self._at_place))
             except (StoreError, StoreUnusable) as error:
                 log.warning("a base of the second copy failed", extra={"why": error.detail})
                 await trio.sleep(BASE_PAUSE_S)
@@ -651,44 +486,6 @@ class SecondCopy:
         )
         log.info("a base of the second copy is complete", extra={"commit": base.until, "bytes": base.size})
         return base
-
-
-async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
-    """End the log of a directory in the object store, for good: no other start continues it, and no standby.
-
-    Raises:
-      Foreign, ReignOver, BucketWentBack: it has been continued or lost already.
-      StoreError, DamagedLog.
-    """
-    place = record.place
-    # Otherwise the seal would be at a number that retention has freed, and end nothing.
-    if await is_removed(objects, place):
-        raise _too_old(place)
-    try:
-        await carry_out(objects, check_place(place))
-        await _end_log(objects, directory, record)
-    except BucketWentBack as error:
-        if await has_base_after(objects, place):
-            raise _too_old(place) from None
-        raise BucketWentBack(error.detail, hint=LOST_HINT) from None
-
-
-async def _end_log(objects: Objects, directory: Path, record: Record) -> None:
-    run = secrets.token_bytes(RUN_BYTES)
-    record = record.started(run)
-    await in_thread(write_record, directory, record)
-    own = OwnDirectory(None, frozenset(record.runs), NO_COMMIT, writer=record.writer)
-    known, leased = record.known_epoch, objects.can_exchange
-    # Otherwise a standby would take over next to a daemon that serves the directory without a copy.
-    terms = Terms(0, allows_standby=False, is_free=True, is_kept=False)
-    await carry_out(objects, take_over(run, record.place, known=known, leased=leased, directory=own, terms=terms))
-
-
-def _too_old(place: Place) -> BucketWentBack:
-    return BucketWentBack(
-        f"the log after this directory's last state, in epoch {place.epoch}, was removed: the directory is too old",
-        hint="restore the copy, or make this directory a standby's: plainsong replica rejoin",
-    )
 
 
 def _encoded(reign: Reign, taken: Taken) -> tuple[Segment, bytes]:

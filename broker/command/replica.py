@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
+from actors.copy_start import leave_copy
 from actors.restoring_copy import compare_bases, refuse_late_clock, restore_copy
-from actors.second_copy import leave_copy
 from actors.standby import settle_alone
 from broker.command.failures import reported
 from broker.command.options import load_settings, setting_options, time_ms, until_ctrl_c

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
+
+import trio
 
 from storage.base import StoreDamaged, StoreTooNew
 from storage.copy_parts import COPY_KEY
@@ -20,8 +23,10 @@ from storage.directory import (
     write_whole,
 )
 from storage.replication.protocol import ROOT, Place
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 #: Written for a primary whose directory began with the log, which version 1 can read.
@@ -242,6 +247,28 @@ def remove_record(directory: Path) -> None:
         sync_directory(directory)
     except OSError as error:
         raise opening_failed(error, directory) from error
+
+
+class RecordFile:
+    """The record of a directory that this process has locked, for its event loop."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.record = Record("")
+        """The record as last changed, even if it could not be written."""
+        #: Held while the file is replaced, so that the files are in the order of the changes.
+        self._changing = trio.Lock()
+
+    async def read(self) -> Record | None:
+        """Return what ``read_record`` does. Raises StoreTooNew, StoreDamaged, StoreUnusable."""
+        return await in_thread(read_record, self.directory, max_wait_s=inf)
+
+    async def change(self, change: Callable[[Record], Record]) -> None:
+        """Change the record, durably. Raises StoreUnusable."""
+        async with self._changing:
+            self.record = record = change(self.record)
+            with trio.CancelScope(shield=True):
+                await in_thread(write_record, self.directory, record, max_wait_s=inf)
 
 
 def rejoin(directory: Path, record: Record, now_ms: int) -> str:

@@ -10,9 +10,10 @@ from random import Random
 import pytest
 import trio
 
-from actors import restoring_copy, second_copy
+from actors import copy_calls, copy_start, restoring_copy, second_copy
+from actors.copy_start import leave_copy
 from actors.restoring_copy import compare_bases, replay
-from actors.second_copy import SecondCopy, leave_copy
+from actors.second_copy import SecondCopy
 from actors.settings import ReplicationConfig
 from plainsong.protocol.effects import RollBack, Table, put_one
 from storage.base import StoreUnusable
@@ -231,7 +232,7 @@ async def test_unsent_commits_that_are_no_longer_known_make_a_gap_and_a_new_base
         objects.away = True
         await running.write(5)
     objects.away = False
-    monkeypatch.setattr(second_copy, "UNSENT_BYTES", -1)
+    monkeypatch.setattr(copy_start, "UNSENT_BYTES", -1)
     async with primary(tmp_path / "data", objects) as running:
         running.at = 50
         await running.write(3)
@@ -263,7 +264,7 @@ async def test_commits_wait_while_the_object_store_is_unavailable_and_then_all_c
 
 
 async def test_temporarily_refused_access_only_delays_the_copy(tmp_path, objects, monkeypatch):
-    monkeypatch.setattr(second_copy, "REFUSED_PAUSE_S", 0.01)
+    monkeypatch.setattr(copy_calls, "REFUSED_PAUSE_S", 0.01)
     async with primary(tmp_path / "data", objects) as running:
         await running.counted()
         objects.refuses = True
@@ -539,7 +540,7 @@ async def test_retention_of_a_deposed_primary_removes_nothing_of_its_successor(t
         await second.copy._make_base()
         kept = {name for name in objects.found if name.startswith(f"bases/{second.copy.status.epoch:020}/")}
         now[0] += 1000
-        await first.copy._bases.remove_old(newest, partial(first.copy._note, first.copy._at_place))
+        await first.copy._bases.remove_old(newest, partial(first.copy._file.change, first.copy._at_place))
         assert kept <= set(objects.found)
         assert (await verify(objects)).ok
 

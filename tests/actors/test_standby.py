@@ -12,7 +12,8 @@ import trio
 import trio.testing
 
 from actors import standby as standby_module
-from actors.second_copy import LOOK_EVERY_S, leave_copy
+from actors.copy_start import leave_copy
+from actors.second_copy import LOOK_EVERY_S
 from actors.settings import ReplicationConfig
 from actors.settling import settle
 from actors.standby import LATE_S, Standby, settle_alone

@@ -27,7 +27,7 @@ from unittest import mock
 
 import trio
 
-from actors import lease, second_copy
+from actors import copy_bases, copy_start, lease, second_copy
 from actors.second_copy import SecondCopy
 from actors.settings import ReplicationConfig
 from plainsong.protocol.effects import Delete
@@ -57,6 +57,9 @@ COPY_LINES = (
     "storage/replication/counted_store.py",
     "storage/replication/answers.py",
     "actors/second_copy.py",
+    "actors/copy_start.py",
+    "actors/copy_bases.py",
+    "actors/copy_calls.py",
 )
 #: Longer than a schedule.
 _LONG_S = 1e9
@@ -415,8 +418,9 @@ def patched_copy(world: World) -> Iterator[None]:
         stack.enter_context(patched_store(world))
         for module in (lease, commit):
             stack.enter_context(mock.patch.object(module, "time", _Clock))
-        stack.enter_context(mock.patch.object(second_copy, "secrets", _Secrets(world)))
-        stack.enter_context(mock.patch.object(second_copy, "VIEW_S", _LONG_S))
+        for module in (copy_start, copy_bases, second_copy):
+            stack.enter_context(mock.patch.object(module, "secrets", _Secrets(world)))
+        stack.enter_context(mock.patch.object(copy_bases, "VIEW_S", _LONG_S))
         yield
 
 

@@ -1,0 +1,82 @@
+"""A primary's requests to the object store of its second copy, repeated while that is away."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from storage.base import StoreUnusable
+from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreRefused, ObjectStoreUnavailable, carry_out, ignore
+from storage.replication.protocol import BucketWentBack, Foreign, ReignOver
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from storage.replication.carry import Objects
+    from storage.replication.protocol import Steps
+    from storage.replication.segment import Segment
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+#: Pause after the object store refused access.
+REFUSED_PAUSE_S = 5.0
+
+
+class CopyCalls:
+    """The requests of one primary."""
+
+    def __init__(self, objects: Objects, on_end: Callable[[], object]) -> None:
+        """Args:
+        on_end: called before the error that the log is no longer this process's: from then on it acknowledges nothing.
+        """
+        self.objects = objects
+        self.error = ""
+        """Why the last request failed; empty if it succeeded."""
+        self._on_end = on_end
+
+    async def do(self, steps: Steps[T], apply: Callable[[Sequence[Segment]], Awaitable[object]] = ignore) -> T:
+        """Run a procedure of the protocol. Raises as ``carry_out``."""
+        try:
+            found = await carry_out(self.objects, steps, apply, failed=self.failed)
+        except (ReignOver, Foreign, BucketWentBack):
+            self._on_end()
+            raise
+        self.succeeded()
+        return found
+
+    async def read(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a read while the object store is away."""
+        while True:
+            try:
+                return await read()
+            except ObjectStoreUnavailable as error:
+                self.failed(error.detail)
+                await trio.sleep(FIRST_PAUSE_S)
+
+    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call while the object store refuses access, or the disk a note: rights and space may return."""
+        while True:
+            try:
+                return await call()
+            except (ObjectStoreRefused, StoreUnusable) as error:
+                self.failed(error.detail)
+                await trio.sleep(REFUSED_PAUSE_S)
+
+    def failed(self, why: str) -> None:
+        """Note that a request has failed."""
+        if not self.error:
+            log.warning("the second copy cannot be written", extra={"why": why})
+        self.error = why
+
+    def succeeded(self) -> None:
+        """Note that a request was answered."""
+        if self.error:
+            log.info("the object store responds again")
+        self.error = ""
+
+    def ended(self, error: ReignOver | BucketWentBack) -> ReignOver | BucketWentBack:
+        """Return an error to raise, after ``on_end``."""
+        self._on_end()
+        return error

@@ -1,0 +1,255 @@
+"""The beginning and the end of an epoch: reads the log to its end, seals it there, or refuses.
+
+    claim       note this process in the directory, and check that the log is this directory's
+    take over   end the last epoch with a seal, and write what the log has and the directory lacks
+    leave       end the log of a directory for good
+
+What the directory has and the log lacks is sent afterwards, as the first segments of the new epoch.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from storage.base import StoreError, StoreUnusable
+from storage.leveldb.shipping import NO_COMMIT
+from storage.replication.bases import FORMAT_NAME, encode_format
+from storage.replication.carry import (
+    carry_out,
+)
+from storage.replication.conditions import check_replacement
+from storage.replication.outbox import Unsent, operations_of
+from storage.replication.protocol import (
+    FOREIGN_HINT,
+    ROOT,
+    BucketWentBack,
+    DirectoryBehind,
+    Foreign,
+    OwnDirectory,
+    Terms,
+    check_place,
+    claim_prefix,
+    take_over,
+)
+from storage.replication.reading import has_base_after, is_removed
+from storage.replication.record import Record, RecordFile, write_record
+from storage.replication.segment import RUN_BYTES
+from storage.threaded import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from actors.copy_calls import CopyCalls
+    from storage.leveldb.store import LevelDBStore
+    from storage.replication.carry import Objects
+    from storage.replication.outbox import Outbox, Restarted
+    from storage.replication.protocol import Place
+    from storage.replication.record import RecordFile
+    from storage.replication.segment import Commit, Segment
+
+#: Bytes of the journal, which a start reads to find commits that were not sent before a crash.
+UNSENT_BYTES = 64 << 20
+#: For an operator who gives up a copy that the object store has lost.
+LOST_HINT = (
+    "if the object store lost the copy or was set back: plainsong replica leave --without-seal, then a new prefix"
+)
+#: Objects by which a start checks the object store.
+PROBES = "probes"
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The epoch that a take-over has begun."""
+
+    place: Place
+    """Of its first segment."""
+    restarted: Restarted
+    """The last commit of the store, whose commits after ``place`` the log lacks."""
+    has_base: bool
+    """True if the log goes from a complete base to ``place`` without a gap."""
+    had_base: bool
+    """True if there was a complete base, also if a gap follows it."""
+
+
+class CopyStart:
+    """One beginning of an epoch: ``claim``, then ``take_over``."""
+
+    def __init__(
+        self,
+        calls: CopyCalls,
+        file: RecordFile,
+        store: LevelDBStore,
+        outbox: Outbox,
+        *,
+        is_first: bool,
+        on_read: Callable[[], object],
+    ) -> None:
+        """Args:
+        is_first: the process has begun no epoch before, so the log may have what the directory lacks.
+        on_read: called for each segment that is read.
+        """
+        self.run = secrets.token_bytes(RUN_BYTES)
+        """In all objects of this epoch."""
+        self._calls = calls
+        self._file = file
+        self._store = store
+        self._outbox = outbox
+        self._is_first = is_first
+        self._on_read = on_read
+        self._restarted = outbox.restart()
+        #: The place after the last segment that was read.
+        self._reached = ROOT
+        self._unsent = Unsent(())
+
+    async def claim(self) -> None:
+        """Note this run in the directory, and check that the log is the directory's. Raises as ``SecondCopy.begin``."""
+        found = await self._file.read()
+        # Noted before the first write to the log, so that every later start recognizes this run's objects.
+        first = found or Record(secrets.token_hex(16))
+        await self._file.change(lambda _: replace(first.started(self.run), shift=self._outbox.shift))
+        record, calls = self._file.record, self._calls
+        if self._is_first and calls.objects.can_exchange:
+            await self._check_replacement()
+        await calls.do(claim_prefix(FORMAT_NAME, encode_format(record.store), record.place))
+        try:
+            await calls.do(check_place(record.place))
+        except BucketWentBack:
+            if await calls.read(partial(has_base_after, calls.objects, record.place)):
+                raise _too_old(record.place) from None
+            raise
+        if record.place.number == 1:  # otherwise the object before it has just been found
+            await self._refuse_if_removed(record.place)
+        after = record.place.commit
+        if self._is_first and after is not None:
+            shift = self._outbox.shift
+            self._unsent = await self._store.run_reader(lambda tables: Unsent.of(tables, after, UNSENT_BYTES, shift))
+
+    async def take_over(self, terms: Terms, holder: str) -> Begun:
+        """End the last epoch, and write what the log has and the directory lacks. Raises as ``SecondCopy.begin``."""
+        record, restarted = self._file.record, self._restarted
+        entries = self._unsent.entries
+        own = OwnDirectory(
+            restarted.last,
+            frozenset(record.runs),
+            entries[0][0] - 1 if entries else restarted.last,
+            applies=self._is_first,
+            writer=record.writer,
+        )
+        steps = take_over(
+            self.run,
+            record.place,
+            known=record.known_epoch,
+            leased=self._calls.objects.can_exchange,
+            directory=own,
+            holder=holder,
+            terms=terms,
+        )
+        self._reached = record.place
+        place = await self._calls.do(steps, self._apply)
+        await self._refuse_if_removed(self._reached, below=place.epoch)
+        if place.commit is not None and place.commit > restarted.last:
+            restarted = self._outbox.restart()
+        had_base = record.base is not None
+        has_base = place.commit is not None and had_base
+        await self._file.change(
+            lambda record: replace(record.at(place, self.run), base=record.base if has_base else None)
+        )
+        return Begun(place, restarted, has_base, had_base)
+
+    async def lacking(self, after: int, time_ms: int) -> list[Commit]:
+        """Return the directory's commits after one of them, which the log lacks. Raises StoreError."""
+        return await self._store.run_reader(lambda tables: self._unsent.commits(tables, after, time_ms))
+
+    async def _check_replacement(self) -> None:
+        name = f"{PROBES}/{self.run.hex()}"
+        try:
+            await self._calls.do(check_replacement(name))
+        finally:
+            with suppress(StoreError, StoreUnusable):
+                await self._calls.objects.remove([name])
+
+    async def _refuse_if_removed(self, place: Place, *, below: int | None = None) -> None:
+        """Refuse to begin at an end of the log that is none: retention has removed the segments there.
+
+        A seal at such a place ends nothing, since every reader begins with a later base.
+
+        Args:
+          below: the epoch that was begun at ``place``; None before that.
+        Raises:
+          BucketWentBack: the directory is older than the log.
+          StoreError, DamagedLog: the bases cannot be read.
+        """
+        calls = self._calls
+        if below is None:
+            is_over = await calls.read(partial(is_removed, calls.objects, place))
+        else:
+            is_over = await calls.read(partial(has_base_after, calls.objects, place, below=below))
+        if is_over:
+            raise calls.ended(_too_old(place))
+
+    async def _apply(self, segments: Sequence[Segment]) -> None:
+        """Write what the log has and the directory lacks: after a power cut, or in an earlier state of the disk.
+
+        Raises:
+          Foreign: a commit of the log and the directory's own with the same number differ.
+          DirectoryBehind: the log does not continue the directory's last commit.
+        """
+        for segment in segments:
+            self._on_read()
+            self._reached = replace(self._reached, epoch=segment.epoch, number=segment.number + 1)
+            for number, commit in enumerate(segment.commits, segment.first):
+                last = self._outbox.last
+                if number <= last:
+                    if self._unsent.contradicts(number, commit):
+                        raise Foreign(
+                            f"commit {number} of the log is not that of this directory: a clone of it was continued",
+                            hint=FOREIGN_HINT,
+                        )
+                    continue
+                if number == last + 1:
+                    await self._store.apply(operations_of(commit))
+                if self._outbox.last != number:
+                    raise DirectoryBehind(f"the log has commit {number}, and this directory ends at {last}")
+
+
+async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
+    """End the log of a directory in the object store, for good: no other start continues it, and no standby.
+
+    Raises:
+      Foreign, ReignOver, BucketWentBack: it has been continued or lost already.
+      StoreError, DamagedLog.
+    """
+    place = record.place
+    # Otherwise the seal would be at a number that retention has freed, and end nothing.
+    if await is_removed(objects, place):
+        raise _too_old(place)
+    try:
+        await carry_out(objects, check_place(place))
+        await _end_log(objects, directory, record)
+    except BucketWentBack as error:
+        if await has_base_after(objects, place):
+            raise _too_old(place) from None
+        raise BucketWentBack(error.detail, hint=LOST_HINT) from None
+
+
+async def _end_log(objects: Objects, directory: Path, record: Record) -> None:
+    run = secrets.token_bytes(RUN_BYTES)
+    record = record.started(run)
+    await in_thread(write_record, directory, record)
+    own = OwnDirectory(None, frozenset(record.runs), NO_COMMIT, writer=record.writer)
+    known, leased = record.known_epoch, objects.can_exchange
+    # Otherwise a standby would take over next to a daemon that serves the directory without a copy.
+    terms = Terms(0, allows_standby=False, is_free=True, is_kept=False)
+    await carry_out(objects, take_over(run, record.place, known=known, leased=leased, directory=own, terms=terms))
+
+
+def _too_old(place: Place) -> BucketWentBack:
+    return BucketWentBack(
+        f"the log after this directory's last state, in epoch {place.epoch}, was removed: the directory is too old",
+        hint="restore the copy, or make this directory a standby's: plainsong replica rejoin",
+    )
