@@ -261,6 +261,20 @@ def test_a_begin_over_http_does_not_get_a_pointer_of_tephras_clients_twice(tephr
     assert issued == sorted(set(issued))
 
 
+@pytest.mark.parametrize("back_ms", [0, 10_000])
+def test_a_begin_over_http_never_gets_a_pointer_reserved_for_tephras_clients(tephra, back_ms):
+    """As a lost begin of Tephra's clients it would be another's, which its owner may not end."""
+    reserved = tephra.ledger.head.last + LEAST_TEPHRA_POINTERS
+    tephra.wall_ms -= back_ms
+    pointer = tephra.new(owner="ann")
+    assert not tephra.step.writes
+    assert pointer > reserved
+    tephra.load()
+    assert tephra.state(pointer) == "unknown"
+    with pytest.raises(TransactionNotInProgress, match="has lost it"):
+        tephra.commit(pointer)
+
+
 def restored(service, *keys):
     """Begin, publish and prepare a transaction of a Tephra client; then the power is cut."""
     pointer = service.new(tephra=True)

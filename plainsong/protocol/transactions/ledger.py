@@ -163,11 +163,14 @@ class Ledger:
         It is also after every moment of an as-of read so far, and so are all rows under it.
 
         Args:
-          tephra: prefer a pointer reserved for Tephra's clients, which may be a second old.
+          tephra: prefer a pointer reserved for Tephra's clients, which may be a second old. Otherwise none of these is
+            issued: after a crash it would be on the invalid list, as a transaction without an owner.
         """
         last, decided_ms = self.head.last, self.head.decided_ms
         pointer = max(last + 1, max(now_ms, decided_ms) * POINTERS_PER_MS)
-        if tephra:
+        if not tephra:
+            pointer = max(pointer, self._tephra_last + 1)
+        else:
             self._tephra_ms = now_ms
             if max(now_ms - RESERVED_MS, decided_ms) * POINTERS_PER_MS <= last < self._tephra_last:
                 pointer = last + 1
