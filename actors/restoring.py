@@ -291,7 +291,7 @@ class RestoredStore(SpawnsWrites):
         if not self._manifest["exact"]:
             # The head was read first, so every pointer up to it has a record in the backup, or was decided long ago.
             self._undone_above, self._counted = head.last, frozenset(known)
-        records |= {lost.transaction_id: lost for lost in lost_begins(head, records, last)}
+        records |= lost_begins(head, records, last)
         for record in records.values():
             if record.state == "in_progress" or not self._undone.isdisjoint(record.pointers):
                 record.state, record.listed, record.aborting = "invalid", record.pointers, False

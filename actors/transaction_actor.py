@@ -123,9 +123,9 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
             await self._index.no_writes()
         await self._store.scan(Table.METADATA, *SERVICE_RANGE, take)
         core = loader.core(self._settings, self._now(), defers_begins=defers_begins)
-        if core.ledger.lost:
-            invalid = len(core.ledger.invalid)
-            log.warning("begins of Tephra's clients lost", extra={"lost": len(core.ledger.lost), "invalid": invalid})
+        lost, invalid = len(core.ledger.unwritten), len(core.ledger.invalid)
+        if lost:
+            log.warning("begins of Tephra's clients lost", extra={"lost": lost, "invalid": invalid})
         if self._cluster_locations is None:
             core.drop_enlistments()
         else:

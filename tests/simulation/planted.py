@@ -264,8 +264,8 @@ MISTAKES = (
         "a begin of Tephra's clients that a crash loses is on no list",
         "transactions are whole",
         MANAGER,
-        "        ledger.lost = lost_begins(ledger.head, self.records, last)\n",
-        "        ledger.lost = []\n",
+        "        ledger.unwritten = lost_begins(ledger.head, self.records, last)\n",
+        "        ledger.unwritten = {}\n",
     ),
     Mistake(
         "a begin of Tephra's clients waits for a commit though its pointer is not reserved for them",

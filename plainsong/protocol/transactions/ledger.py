@@ -140,9 +140,8 @@ class Ledger:
         self.is_ahead = False
         """True if the stored head says that rows which were due may be missing, until the service is stopped."""
         self.unwritten: dict[int, Record] = {}
-        """Transactions whose begins are not durable yet, by id, oldest first; commits of topics may include them."""
-        self.lost: list[Record] = []
-        """Invalid transactions without a row, found by the load; the next commit of the service writes them."""
+        """Transactions without a durable row, by id: begun ones, oldest first, whose rows commits of topics may include,
+        and before them the lost begins that the load found and made invalid."""
         self.write_by_s: float | None = None
         """When the rows of ``unwritten`` must be written, on the monotonic clock."""
         self._tephra_last = 0
@@ -238,18 +237,13 @@ class Ledger:
         head.reserved = max(head.reserved, until_ms * POINTERS_PER_MS)
 
     def take_unwritten(self) -> list[Record]:
-        """Return the open transactions that are in no commit of the service, which the caller must write.
+        """Return the transactions that are in no commit of the service, which the caller must write.
 
         They stay in ``unwritten`` until that commit is durable: until then commits of topics include their rows too,
         since the service's commit may fail alone.
         """
         self.write_by_s = None
         return [record for record in self.unwritten.values() if not record.is_written]
-
-    def take_lost(self) -> list[Record]:
-        """Return the transactions that the load made invalid, which the caller must write; once."""
-        lost, self.lost = self.lost, []
-        return lost
 
     def drop_written(self) -> None:
         """Drop the rows of a durable commit of the service from ``unwritten``."""

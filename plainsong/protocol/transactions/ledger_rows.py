@@ -279,18 +279,18 @@ class Head:
             raise DamagedRow(f"the transaction service's head has a missing or invalid field: {error!r}") from error
 
 
-def lost_begins(head: Head, records: Mapping[int, Record], last: int) -> list[Record]:
-    """Return invalid transactions for the pointers that Tephra's clients may have got in begins without a row.
+def lost_begins(head: Head, records: Mapping[int, Record], last: int) -> dict[int, Record]:
+    """Return invalid transactions, by id, for the pointers that Tephra's clients may have got in begins without a row.
 
     Args:
       last: the last pointer that may have been issued.
     """
-    found = []
+    found = {}
     known = {pointer for record in records.values() for pointer in record.pointers if pointer > head.last}
     for pointer in range(head.last + 1, head.last + 1 + head.tephra):
         if pointer not in known:
             at_ms = issued_ms(pointer)
-            lost = Record(
+            found[pointer] = Record(
                 pointer,
                 TransactionType.SHORT,
                 LOST_CLIENT,
@@ -302,8 +302,8 @@ def lost_begins(head: Head, records: Mapping[int, Record], last: int) -> list[Re
                 decided_ms=max(head.decided_ms, at_ms),
                 decided_at=last,
                 listed=(pointer,),
+                is_written=False,
             )
-            found.append(lost)
     return found
 
 

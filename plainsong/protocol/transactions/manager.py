@@ -121,7 +121,7 @@ class ManagerCore:
             step.write_head()
         if step.writes:
             ledger.reserve(now.wall_ms)
-            for record in (*ledger.take_lost(), *ledger.take_unwritten()):
+            for record in ledger.take_unwritten():
                 step.write_record(record)
             step.remove(self._leftovers)
             self._leftovers = ()
@@ -147,7 +147,7 @@ class ManagerCore:
         for changes in ledger.prepared.values():
             if not changes.is_written:
                 step.write_changes(changes)
-        for record in (*ledger.take_lost(), *ledger.take_unwritten()):
+        for record in ledger.take_unwritten():
             step.write_record(record)
         return self.operations(step)
 
@@ -163,10 +163,15 @@ class ManagerCore:
         return [put_service_rows(TRANSACTION, rows)] if rows else []
 
     def begun(self, pointers: Iterable[int]) -> None:
-        """Record that a commit with ``begins`` of these pointers is durable."""
+        """Record that a commit with ``begins`` of these pointers is durable.
+
+        It had no row of a transaction that was decided before, or that a crash lost: a rollback writes under such a
+        pointer too.
+        """
         for pointer in pointers:
-            record = self.ledger.unwritten.pop(pointer, None)
-            if record is not None:
+            record = self.ledger.unwritten.get(pointer)
+            if record is not None and record.state == "in_progress":
+                del self.ledger.unwritten[pointer]
                 record.is_written = True
         if not self.ledger.unwritten:
             self.ledger.write_by_s = None
@@ -335,8 +340,8 @@ class LedgerLoader:
         ledger.is_ahead = self.head.is_ahead
         known = [pointer for record in self.records.values() for pointer in (*record.pointers, record.decided_at)]
         last = max(ledger.head.last, ledger.head.reserved, *known)
-        ledger.lost = lost_begins(ledger.head, self.records, last)
-        self.records |= {lost.transaction_id: lost for lost in ledger.lost}
+        ledger.unwritten = lost_begins(ledger.head, self.records, last)
+        self.records |= ledger.unwritten
         ledger.head.last, ledger.head.tephra = last, 0
         if ledger.is_ahead:
             ledger.head.lacking = last
