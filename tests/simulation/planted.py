@@ -278,7 +278,7 @@ MISTAKES = (
         "a commit whose change set a crash has lost is not checked",
         "transactions are whole",
         DECISIONS,
-        "    if record.may_lack_changes:\n",
+        "    if ledger.may_lack_changes(record):\n",
         "    if False:\n",
     ),
     Mistake(

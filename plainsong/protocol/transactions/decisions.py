@@ -286,7 +286,7 @@ def prepare(ledger: Ledger, step: ManagerStep, ask: Prepare, now: ManagerNow) ->
     _check_size(ledger, keys)
     _check_conflict(ledger, step, record, keys)
     earlier = ledger.prepared.get(record.transaction_id)
-    if keys or earlier is not None or record.may_lack_changes:
+    if keys or earlier is not None or ledger.may_lack_changes(record):
         may_wait = ask.tephra and ledger.defers_begins and ledger.is_ahead and record.may_lose_changes
         # An earlier set in a row must not be what a crash leaves.
         is_written = not may_wait or (earlier is not None and earlier.is_written)
@@ -295,7 +295,6 @@ def prepare(ledger: Ledger, step: ManagerStep, ask: Prepare, now: ManagerNow) ->
         ledger.prepared.put(changes)
         if is_written:
             step.write_changes(changes)
-    record.may_lack_changes = False
     if record.must_prepare:
         record.must_prepare = False
         step.write_record(record)
@@ -314,7 +313,7 @@ def commit(ledger: Ledger, step: ManagerStep, ask: Commit, now: ManagerNow) -> D
         raise TransactionConflict(
             f"transaction {record.transaction_id} conflicted before", hint="prepare it again, or abort it"
         )
-    if record.may_lack_changes:
+    if ledger.may_lack_changes(record):
         raise ChangeConflict(record.transaction_id, None)
     changes = ledger.prepared.get(record.transaction_id)
     if changes is not None:

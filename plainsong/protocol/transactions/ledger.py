@@ -194,6 +194,11 @@ class Ledger:
         head = self.head
         return self.defers_begins and 0 < head.first <= pointer <= head.last and pointer > head.forgotten
 
+    def may_lack_changes(self, record: Record) -> bool:
+        """Return True if a crash may have lost an open transaction's change set, and it has not been prepared since."""
+        is_prepared = record.transaction_id in self.prepared
+        return record.may_lose_changes and record.transaction_id <= self.head.lacking and not is_prepared
+
     # --- state changes ----------------------------------------------------------------------------
 
     def begin(self, record: Record) -> None:

@@ -72,8 +72,6 @@ class Record:
     """True while its decision is not durable yet. Not in the row."""
     is_written: bool = True
     """False until a commit has its row. Not in the row."""
-    may_lack_changes: bool = False
-    """True if a crash may have lost its change set, and it has not been prepared since. Not in the row."""
     topics: set[TopicName] = field(default_factory=set)
     """Enlisted topics, which may have rows of it. Each enlistment has its own row."""
 
@@ -82,7 +80,7 @@ class Record:
 
     @property
     def may_lose_changes(self) -> bool:
-        """True if a crash may lose its change set: a commit is refused then. A long one is committed without any."""
+        """True if its change set may wait for its commit, so that a crash may lose it. A long one needs none to commit."""
         return self.tephra and self.type is TransactionType.SHORT
 
     @property

@@ -353,7 +353,6 @@ class LedgerLoader:
             if record.state == "in_progress":
                 left_ms = min(max(0, record.expires_ms - now.wall_ms), record.expires_ms - record.started_ms)
                 record.deadline_s = now.mono_s + left_ms / 1000
-                record.may_lack_changes = record.may_lose_changes and record.transaction_id <= ledger.head.lacking
                 ledger.begin(record)
             elif record.listed:
                 ledger.list_invalid(record)
@@ -394,7 +393,6 @@ class LedgerLoader:
                 # Even with a commit pointer: a crash cut the commit off before the transaction's row, so it is open.
                 prepared = ChangeSet(changes.transaction_id, changes.client_id, changes.keys)
                 ledger.prepared.put(prepared)
-                ledger.open[changes.transaction_id].may_lack_changes = False
             elif changes.commit_pointer is None or (record is not None and record.state != "committed"):
                 leftovers.append(service_key(CHANGES, changes.transaction_id))
             else:
