@@ -112,6 +112,28 @@ def test_a_moment_is_made_durable_before_it_is_shown_and_only_once():
     assert not at.core.operations(at.step)
 
 
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("ago_ms", [0, 1, 5_000])
+def test_the_first_moment_of_a_new_service_stays_the_same_after_a_restart_with_a_slow_clock(ago_ms, stops):
+    at = TransactionsInMemory(defers_begins=True)
+    moment_ms = at.wall_ms - ago_ms
+    as_of(at, moment_ms)
+    at.wall_ms -= 10_000
+    (at.stop if stops else at.load)()
+    one = at.new()
+    at.commit(one)
+    assert decided_ms(at, one) > moment_ms
+    at.wall_ms += 20_000
+    assert shown(at, moment_ms, one) == "SKIP"
+
+
+def test_a_new_service_can_be_read_as_of_any_moment_after_its_first_begin_and_a_restart():
+    at = TransactionsInMemory(defers_begins=True)
+    at.new()
+    at.load()
+    assert as_of(at, START_MS - 10_000).undecided == frozenset()
+
+
 def test_a_future_moment_is_refused():
     at = TransactionsInMemory()
     at.commit(at.new())

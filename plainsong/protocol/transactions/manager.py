@@ -367,10 +367,12 @@ class LedgerLoader:
         head = ledger.head
         if head.decided_ms:
             return
+        if self.is_new:
+            head.decided_ms = 1  # no moment has been read; the first one is made durable with its answer
+            return
         head.decided_ms = max((each.decided_ms for each in self.records.values()), default=0)
         head.decided_ms = max(head.decided_ms, head.last // POINTERS_PER_MS)
-        if not self.is_new:
-            head.oldest_ms = head.decided_ms
+        head.oldest_ms = head.decided_ms
 
     def _take_enlisted(self, ledger: Ledger) -> list[bytes]:
         """Add the topics of open and invalid transactions. Returns the keys of obsolete rows that a crash has left."""
