@@ -48,8 +48,6 @@ log = logging.getLogger(__name__)
 SERVICE_NAME = TopicName("", "transactions")
 #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
 TRANSACTION_READS = (InvalidBefore, ListAll, LookAt, Nothing)
-#: Requests that may have to wait for topics.
-_DETOURS = (Abort, Commit)
 #: How long callers wait for the first load: shorter than the time-out of requests between instances.
 FIRST_LOAD_TIMEOUT_S = 3.0
 
@@ -97,6 +95,11 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         #: Changes of pointers under the present claim, and the event of the next change.
         self.changes = PointerChanges(-1)
         self.changed = trio.Event()
+        #: The kinds of requests that may take a detour: called before the step; True if the ticket has to wait first.
+        self._detours: dict[type[object], Callable[[ManagerCore, Ticket[Any]], bool]] = {
+            Abort: self._find_rows,
+            Commit: self._waits_for_topics,
+        }
         #: Tickets that return from a detour; they are served before the mailbox.
         self._returning: list[Ticket[Any]] = []
         #: Commits that wait until no topic writes under their pointers.
@@ -139,7 +142,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
             self._roll_back_first(core, unfinished, ())
 
     def _has_mail(self) -> bool:
-        return bool(self._returning) or len(self._mailbox) > 0
+        return bool(self._returning) or super()._has_mail()
 
     def _return(self, ticket: Ticket[Any]) -> None:
         """Queue a ticket that returns from its detour."""
@@ -171,11 +174,19 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     # --- one turn ---------------------------------------------------------------------------------
 
     def _ready(self, core: ManagerCore, tickets: Sequence[Ticket[Any]]) -> Sequence[Ticket[Any]]:
-        """Return the tickets back from a detour and the new ones, except commits that have to wait for topics first."""
+        """Return the tickets back from a detour and the new ones, except those that have to take one first.
+
+        No other task runs between this and the step.
+        """
         if self._returning:
             returned, self._returning = self._returning, []
             tickets = [*returned, *tickets]
-        return [ticket for ticket in tickets if type(ticket.ask) not in _DETOURS or not self._defer(core, ticket)]
+        ready = []
+        for ticket in tickets:
+            detour = self._detours.get(type(ticket.ask))
+            if detour is None or not detour(core, ticket):
+                ready.append(ticket)
+        return ready
 
     def _step(self, core: ManagerCore, tickets: Sequence[Ticket[Any]]) -> ManagerStep:
         return core.step([(ticket, ticket.ask) for ticket in tickets], self._now())
@@ -231,20 +242,18 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
     # --- commits that wait for topics -------------------------------------------------------------
 
-    def _defer(self, core: ManagerCore, ticket: Ticket[Any]) -> bool:
-        """Return True if a commit has to wait; no other task runs between this and the step."""
+    def _waits_for_topics(self, core: ManagerCore, ticket: Ticket[Any]) -> bool:
+        """Return True if a commit has to wait until no topic writes under its pointers."""
         ask = ticket.ask
-        if isinstance(ask, Abort):
-            ask.has_rows = bool(self._locations.topics_of(core.pointers(ask.transaction_id)))
-        elif isinstance(ask, Commit):
-            pointers = core.pointers(ask.transaction_id)
-            if self._cluster_locations is not None:
-                return self._closing.defer(core, ticket, self._locations.topics_of(pointers), self.nursery)
-            if self._index.busy(pointers) and core.freeze(ask.transaction_id):
-                self._frozen.add(ticket)
-                self.nursery.start_soon(self._wait_for_writes, ticket, pointers)
-                return True
-        return False
+        assert isinstance(ask, Commit)
+        pointers = core.pointers(ask.transaction_id)
+        if self._cluster_locations is not None:
+            return self._closing.defer(core, ticket, self._locations.topics_of(pointers), self.nursery)
+        if not (self._index.busy(pointers) and core.freeze(ask.transaction_id)):
+            return False
+        self._frozen.add(ticket)
+        self.nursery.start_soon(self._wait_for_writes, ticket, pointers)
+        return True
 
     async def _wait_for_writes(self, ticket: Ticket[Any], pointers: Sequence[int]) -> None:
         await self._index.quiet(pointers)
@@ -253,6 +262,13 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
             self._return(ticket)
 
     # --- aborts that topics roll back first -------------------------------------------------------
+
+    def _find_rows(self, core: ManagerCore, ticket: Ticket[Any]) -> bool:
+        """Tell an abort whether its transaction has rows: then the step answers RollFirst, and it takes its detour."""
+        ask = ticket.ask
+        assert isinstance(ask, Abort)
+        ask.has_rows = bool(self._locations.topics_of(core.pointers(ask.transaction_id)))
+        return False
 
     def _roll_back_first(self, core: ManagerCore, first: RollFirst, tickets: Iterable[Ticket[Any]]) -> None:
         """Roll back the transaction's rows in every topic, then finish the abort; later requests share its answer."""
