@@ -118,8 +118,9 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
             loader.feed(rows)
             return True
 
-        # Begin rows go into commits of topics, so the service's later writes must not overtake those.
-        defers_begins = self._store.traits.in_order and not self._shared
+        # A begin's row may be in a later commit than the head that has its pointer, and in a topic's: so a crash must
+        # leave neither a part of a commit nor a commit without those begun before it.
+        defers_begins = self._store.traits.ordered_commits
         if defers_begins:
             # A topic's commit under way may have a begin row that this load must find. No commit can add more: without
             # a core there are no begins.

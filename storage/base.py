@@ -118,13 +118,18 @@ class StoreTraits:
     payloads that no reader can see any longer may be missing."""
     drops_ranges: bool = False
     """True if ``drop`` costs the same for any number of rows, and reads none."""
-    in_order: bool = False
-    """True if commits take effect in the order in which they were begun, even those of different claims."""
+    ordered_commits: bool = False
+    """True if whole commits, of all claims and of everything that writes to the store, take effect in the order in which
+    they were begun: a crash leaves the first ones, and nothing of the others."""
     answers_late: bool = False
     """True if a commit may take much longer than a sync: polls are answered, and wait, while one is under way. ``begin``
     does not call ``while_syncing``."""
     shared: bool = False
     """True if other instances may claim topics too: an owner must call ``check`` before it answers without a write."""
+
+    def __post_init__(self) -> None:
+        if self.ordered_commits and (self.shared or not self.whole_commits):
+            raise ValueError("only whole commits of one writer are ordered")
 
 
 @dataclass(frozen=True, slots=True)

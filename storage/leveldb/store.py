@@ -68,7 +68,7 @@ class LevelDBStore:
         max_row_bytes=1 << 30,
         whole_commits=True,
         drops_ranges=True,
-        in_order=True,
+        ordered_commits=True,
     )
 
     def __init__(self, home: DataDirectory, options: LevelDBOptions, shipper: Shipper | None = None) -> None:

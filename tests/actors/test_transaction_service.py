@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 import pytest
 import trio
 import trio.testing
@@ -227,7 +229,11 @@ async def test_ids_and_decisions_survive_on_leveldb_although_the_clock_went_back
 
 
 async def test_a_failed_write_makes_the_begins_of_tephras_clients_invalid_that_it_loses(tmp_path, caplog):
-    async with await LevelDBStore.open(tmp_path) as disk, serving(FaultyStore(disk)) as harness:
+    async with AsyncExitStack() as stack:
+        disk = await stack.enter_async_context(await LevelDBStore.open(tmp_path))
+        faulty = FaultyStore(disk)
+        faulty.traits = disk.traits  # the write that fails here leaves nothing
+        harness = await stack.enter_async_context(serving(faulty))
 
         async def new():
             return (await harness.service.ask(Begin(tephra=True))).transaction.transaction_id

@@ -160,7 +160,7 @@ Queued = tuple[Sequence[Operation], Sequence[Expect], Callable[[PlainsongError |
 class OwnDiskStore(DiskStore):
     """Like LevelDB: one writer, sequential commits, each complete or absent; broken after a failure."""
 
-    traits = replace(MemoryStore.traits, kind="leveldb", whole_commits=True, in_order=True)
+    traits = replace(MemoryStore.traits, kind="leveldb", whole_commits=True, ordered_commits=True)
     #: True if the event loop writes a commit itself while no other is in progress: ``--inline``.
     inline: ClassVar[bool] = False
 

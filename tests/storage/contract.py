@@ -282,13 +282,13 @@ class StoreContract:
                 over.set()
 
         for number in range(5):
-            row = b"k" if store.traits.in_order else b"k%d" % number
+            row = b"k" if store.traits.ordered_commits else b"k%d" % number
             store.begin([put_one(MESSAGE, row, b"%d" % number)], partial(completed, number), claim=claim)
             assert not reported, "nothing is reported before the call returns"
         with trio.fail_after(PATIENCE_S):
             await over.wait()
         assert sorted(reported) == [(number, None) for number in range(5)]
-        if store.traits.in_order:
+        if store.traits.ordered_commits:
             assert reported == sorted(reported)
             assert await store.get(MESSAGE, b"k") == b"4"
         else:

@@ -118,7 +118,7 @@ class FaultyStore(Faults, SpawnsWrites):
 
     def __init__(self, inner: Store) -> None:
         super().__init__()
-        self.traits = replace(inner.traits, whole_commits=False, drops_ranges=False)
+        self.traits = replace(inner.traits, whole_commits=False, ordered_commits=False, drops_ranges=False)
         self.waker = inner.waker
         self.inner = inner
         self._broken = False

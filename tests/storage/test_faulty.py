@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plainsong.protocol.effects import Delete, Put, Table, put_one
-from storage.base import StoreError
+from storage.base import StoreError, StoreTraits
+from storage.leveldb.store import LevelDBStore
 from storage.memory import MemoryStore
 from tests.storage.contract import LAST, MESSAGE, METADATA, NAME, StoreContract, everything, numbered
 from tests.storage.faulty import FaultyStore
@@ -21,6 +22,19 @@ class TestFaultyStoreKeepsTheContract(StoreContract):
 
     def break_next_write(self, store):
         store.fail_next("write")
+
+
+@pytest.mark.parametrize("traits", [{}, {"whole_commits": True, "shared": True}])
+def test_only_whole_commits_of_one_writer_are_ordered(traits):
+    with pytest.raises(ValueError, match="ordered"):
+        StoreTraits("kind", "nothing", None, ordered_commits=True, **traits)
+
+
+async def test_a_store_that_tears_commits_does_not_order_them(tmp_path):
+    """A begin of Tephra's clients that waits for a commit would be on no list if that commit were torn after the head."""
+    async with await LevelDBStore.open(tmp_path) as disk:
+        assert disk.traits.ordered_commits
+        assert not FaultyStore(disk).traits.ordered_commits
 
 
 def faulty() -> FaultyStore:

@@ -78,7 +78,7 @@ class TransactionSettings:
 
 # --- rows that wait for a commit ------------------------------------------------------------------
 #
-# If the store commits in order, a begin is answered before its row is written. The row goes into the next commit of the
+# If the store orders commits, a begin is answered before its row is written. The row goes into the next commit of the
 # service or into a topic's first commit under the pointer, whichever is first, or is written after a short time. A
 # crash may lose a begin without published messages, but a pointer is never issued twice: the head reserves the pointers
 # of the next second, and a load continues after them.

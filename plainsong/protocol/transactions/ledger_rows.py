@@ -177,7 +177,7 @@ def number(value: object) -> int:
 #     00 'x' 'a'        the authority                  a its name
 #
 # Pointers are i64. The rows of a commit are ordered so that every prefix of it is a consistent state: the head first, a
-# change set before its transaction, removals last.
+# change set before its transaction, removals last. Deferred begins are only possible if a store leaves no such prefix.
 
 
 _POINTER = struct.Struct(">q")

@@ -332,7 +332,7 @@ class LedgerLoader:
         """Make the manager from the collected rows. Time-outs continue by the clock, and never become longer.
 
         Args:
-          defers_begins: see ``Ledger.defers_begins``; requires a store that commits in order.
+          defers_begins: see ``Ledger.defers_begins``; requires a store with ordered commits.
         """
         ledger = Ledger(settings)
         ledger.defers_begins = defers_begins
