@@ -151,9 +151,8 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         self._has_arrived()
 
     async def _close(self, core: ManagerCore, claim: Claim) -> None:
-        """Write the begins that no commit has included; detours end with the actor."""
-        operations = core.close()
-        if operations:
+        """Write the rows that no commit has included; detours end with the actor."""
+        for operations in core.close():
             await self._store.write(operations, claim=claim)
 
     def _end(self, core: ManagerCore, error: Callable[[], PlainsongError]) -> None:

@@ -16,6 +16,7 @@ from plainsong.protocol.transactions.ledger import (
     WRITTEN_WITHIN_S,
     TransactionSettings,
 )
+from plainsong.protocol.transactions.ledger_rows import HEAD, service_key
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 from plainsong.protocol.transactions.view import Verdict, View
 
@@ -326,6 +327,37 @@ def test_a_stop_keeps_the_change_sets(tephra):
     assert tephra.commit(pointer) == "committed"
     with pytest.raises(ChangeConflict, match="key"):
         tephra.commit(other)
+
+
+def test_a_stop_writes_waiting_change_sets_in_commits_that_are_bounded(tephra):
+    tephra.settings = TransactionSettings(max_change_set_bytes=1_000)
+    tephra.load()
+    tephra.commit(tephra.new(tephra=True))
+    for number in range(4):
+        tephra.prepare(tephra.new(tephra=True), bytes([number]) * 300, tephra=True)
+    *changes, last = tephra.core.close()
+    assert [[len(put.values) for put in commit] for commit in changes] == [[2], [2]]
+    assert service_key(HEAD) in [put.prefix for put in last]
+
+
+@pytest.mark.parametrize("commits", [0, 1, 2])
+def test_a_crash_during_a_stop_is_a_crash(tephra, commits):
+    tephra.settings = TransactionSettings(max_change_set_bytes=400)
+    tephra.load()
+    tephra.commit(tephra.new(tephra=True))
+    first, second, begun = (tephra.new(tephra=True) for _ in range(3))
+    for pointer in (first, second):
+        tephra.publish(pointer)
+        tephra.prepare(pointer, str(pointer).encode() * 10, tephra=True)
+    tephra.stop(keep_commits=commits)
+    assert hides(tephra, begun)
+    assert tephra.state(begun) == "invalid"
+    for at, pointer in enumerate((first, second)):
+        if at < commits:
+            assert tephra.commit(pointer) == "committed"
+        else:
+            with pytest.raises(ChangeConflict, match="has no change set"):
+                tephra.commit(pointer)
 
 
 @pytest.mark.parametrize("prepares", [True, False])

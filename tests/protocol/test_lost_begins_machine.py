@@ -143,9 +143,14 @@ class LostBeginsMachine(RuleBasedStateMachine):
             assert all(self.known[id_].is_over for id_ in seen)
             assert self.shown.setdefault(at_ms, seen) == seen
 
-    @rule()
-    def crash(self):
-        self.at.load()
+    @rule(stopping=st.booleans())
+    def crash(self, stopping):
+        """Cut the power; if ``stopping``, during a stop, before its last commit."""
+        if stopping:
+            waits = any(not changes.is_written for changes in self.at.ledger.prepared.values())
+            self.at.stop(keep_commits=int(waits))
+        else:
+            self.at.load()
         self.crashes += 1
         for known in self.known.values():
             known.may_lack_changes = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from model_store import single_rows
 
 from plainsong.protocol.effects import Put
@@ -68,9 +70,10 @@ class TransactionsInMemory:
         self._write(self.core.begins([pointer]))
         self.core.begun([pointer])
 
-    def stop(self):
-        """Close the service, and load it again."""
-        self._write(self.core.close())
+    def stop(self, keep_commits=None):
+        """Close the service, and load it again; with ``keep_commits`` the power is cut after that many commits."""
+        for operations in islice(self.core.close(), keep_commits):
+            self._write(operations)
         self.load()
 
     def ask(self, ask):

@@ -62,7 +62,7 @@ from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 from plainsong.protocol.transactions.view import Visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from plainsong.protocol.effects import Ask, Operation
     from plainsong.protocol.names import TopicName
@@ -136,20 +136,33 @@ class ManagerCore:
         """Return the operations of a step; every prefix of them is a consistent state."""
         return step.operations(self.ledger.head)
 
-    def close(self) -> list[Operation]:
-        """Return the operations for rows that are not written yet, and for releasing reserved pointers."""
-        step = ManagerStep()
+    def close(self) -> Iterator[list[Operation]]:
+        """Yield the last commits: change sets that are not written yet, then the other rows.
+
+        The last one has the head: it releases the reserved pointers, and says that no row is missing. The others have
+        one change set each, or several within the bound of one.
+        """
         ledger, head = self.ledger, self.ledger.head
         if not ledger.is_ahead:
-            return []
-        head.reserved = head.tephra = 0
-        step.write_head()
+            return
+        rows: dict[int, bytes] = {}
+        size = 0
         for changes in ledger.prepared.values():
-            if not changes.is_written:
-                step.write_changes(changes)
+            if changes.is_written:
+                continue
+            if rows and size + changes.size > ledger.settings.max_change_set_bytes:
+                yield [put_service_rows(CHANGES, rows)]
+                rows, size = {}, 0
+            rows[changes.transaction_id] = changes.encode()
+            size += changes.size
+        if rows:
+            yield [put_service_rows(CHANGES, rows)]
+        head.reserved = head.tephra = 0
+        step = ManagerStep()
+        step.write_head()
         for record in ledger.take_unwritten():
             step.write_record(record)
-        return self.operations(step)
+        yield self.operations(step)
 
     def begins(self, pointers: Iterable[int]) -> list[Operation]:
         """Return the rows of these pointers' transactions that are not durable, to be written with the publish."""
