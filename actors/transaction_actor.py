@@ -25,7 +25,7 @@ from plainsong.protocol.transactions.asks import (
     Nothing,
     RollFirst,
 )
-from plainsong.protocol.transactions.ledger import ManagerNow, ManagerStep
+from plainsong.protocol.transactions.ledger import MANY_INVALID, ManagerNow, ManagerStep
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
 from plainsong.protocol.transactions.manager import LedgerLoader, ManagerCore
 from plainsong.protocol.transactions.replica import PointerChanges
@@ -105,6 +105,8 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         #: Commits that wait until no topic writes under their pointers.
         self._frozen: set[Ticket[Any]] = set()
         self._closing = PointerClosing(ask, settings, self._return, mailbox.wake)
+        #: True if the log says, since the load, that begins of Tephra's clients wait for the disk.
+        self._reported_many_invalid = False
         #: Aborts that topics are rolling back, by transaction.
         self._aborting: dict[int, list[Ticket[Any]]] = {}
 
@@ -139,6 +141,7 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
     def _begin(self, core: ManagerCore, claim: Claim) -> None:
         self.changes = PointerChanges(claim.epoch)
         self._index.begins = core
+        self._reported_many_invalid = False
         for unfinished in core.unfinished_aborts():
             self._roll_back_first(core, unfinished, ())
 
@@ -211,6 +214,8 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
         for pointer in step.invalidated:
             self._index.wake(pointer)
         self._on_settled(step)
+        if core.ledger.has_many_invalid is not self._reported_many_invalid:
+            self._report_many_invalid(core)
         for ticket, answer in answers:
             if isinstance(answer, RollFirst):
                 self._roll_back_first(core, answer, (ticket,))
@@ -218,6 +223,15 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
                 self._return(ticket)
             else:
                 ticket.settle(answer)
+
+    def _report_many_invalid(self, core: ManagerCore) -> None:
+        """Log that begins of Tephra's clients wait for the disk from now on, or no longer."""
+        self._reported_many_invalid = core.ledger.has_many_invalid
+        extra = {"invalid": len(core.ledger.invalid), "bound": MANY_INVALID}
+        if self._reported_many_invalid:
+            log.warning("many invalid transactions: starts of Tephra's clients wait for the disk", extra=extra)
+        else:
+            log.info("starts of Tephra's clients no longer wait for the disk", extra=extra)
 
     def wake_replicas(self) -> None:
         """Wake replicas that wait for a change."""

@@ -254,6 +254,35 @@ async def test_a_failed_write_makes_the_begins_of_tephras_clients_invalid_that_i
         assert [(await harness.service.look(each)).state for each in (lost, other)] == ["aborted", "invalid"]
 
 
+async def test_a_long_invalid_list_makes_starts_of_tephras_clients_wait_for_the_disk_and_is_logged_once(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr("plainsong.protocol.transactions.ledger.MANY_INVALID", 3)
+    monkeypatch.setattr("actors.transaction_actor.MANY_INVALID", 3)
+    caplog.set_level("INFO", "actors.transaction_actor")
+
+    def logged():
+        return [(each.levelname, each.invalid, each.bound) for each in caplog.records if "for the disk" in each.message]
+
+    async with await LevelDBStore.open(tmp_path) as disk, serving(disk) as harness:
+        invalid = [(await harness.service.ask(Begin(tephra=True))).transaction.transaction_id for _ in range(4)]
+        for pointer in invalid[:2]:
+            await harness.service.invalidate(pointer)
+        assert logged() == []
+        for pointer in invalid[2:]:
+            await harness.service.invalidate(pointer)
+        assert logged() == [("WARNING", 3, 3)]
+        ledger = harness.service.actor.core.ledger
+        assert ledger.head.tephra == 0
+        await harness.service.ask(Begin(tephra=True))
+        assert not ledger.unwritten
+        await harness.service.abort(invalid[0])
+        assert len(logged()) == 1
+        await harness.service.abort(invalid[1])
+        assert logged() == [("WARNING", 3, 3), ("INFO", 2, 3)]
+        assert ledger.head.tephra > 0
+
+
 # --- deadlines ---------------------------------------------------------------------------------------
 
 

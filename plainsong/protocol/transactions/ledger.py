@@ -144,6 +144,9 @@ class Ledger:
         and before them the lost begins that the load found and made invalid."""
         self.write_by_s: float | None = None
         """When the rows of ``unwritten`` must be written, on the monotonic clock."""
+        self.has_many_invalid = False
+        """True if no pointers are reserved for Tephra's clients, because the invalid list is long: their begins wait for
+        the disk."""
         self._tephra_last = 0
         """The last pointer reserved for Tephra's clients."""
         self._tephra_ms = 0
@@ -234,7 +237,9 @@ class Ledger:
             return
         head = self.head
         head.tephra = 0
-        if 0 <= now_ms - self._tephra_ms <= RESERVED_MS and len(self.invalid) < MANY_INVALID:
+        has_clients = 0 <= now_ms - self._tephra_ms <= RESERVED_MS
+        self.has_many_invalid = len(self.invalid) >= MANY_INVALID and (has_clients or self.has_many_invalid)
+        if has_clients and not self.has_many_invalid:
             head.last = max(head.last, max(now_ms, head.decided_ms) * POINTERS_PER_MS)
             head.tephra = min(LEAST_TEPHRA_POINTERS + 2 * len(self.open), TEPHRA_POINTERS)
         self._tephra_last = head.last + head.tephra
