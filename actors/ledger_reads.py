@@ -58,7 +58,7 @@ class LedgerReads:
         return pruning_figures(self._core(), self._locations.oldest_by_topic())
 
     def state(self) -> ManagerState:
-        """Return the complete durable state in Tephra's terms. Raises TransactionsUnavailable."""
+        """Return the complete state in Tephra's terms, without undurable decisions. Raises TransactionsUnavailable."""
         core = self._core()
         return manager_state(core.ledger, core.visible, self._clock.now_ms())
 

@@ -260,6 +260,10 @@ def _reply(call: Call, asked: _ServiceAsk, outcome: Any) -> bytes:
     for error, result in asked.refused.items():
         if isinstance(outcome, error):
             return encode_result(call, result)
+    if isinstance(outcome, PlainsongError) and _tephra_error(outcome) is None:
+        # Thrift has no field for the outcome, and people read the text.
+        happened = "it is not known whether it happened" if outcome.outcome == "unknown" else "nothing happened"
+        return failure(call, f"{outcome.detail}; {happened}")
     return _failed(call, outcome)
 
 

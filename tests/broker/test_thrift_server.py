@@ -17,7 +17,7 @@ from broker.http.descriptors import Descriptors
 from broker.http.reactor import open_reactor
 from broker.thrift import FRAME_TIMEOUT_S, LOOP_BYTES, TephraMethods, serve_thrift
 from broker.tls import load
-from plainsong.protocol.errors import Overloaded, TransactionsUnavailable
+from plainsong.protocol.errors import OutcomeUnknown, Overloaded, TransactionsUnavailable
 from plainsong.protocol.tephra.rpc import (
     INTERNAL_ERROR,
     PROTOCOL_ERROR,
@@ -260,6 +260,25 @@ async def test_an_error_that_is_not_declared_is_an_internal_error(server, caplog
     assert error.number == INTERNAL_ERROR
     assert "secret" not in error.message
     assert [record.message for record in caplog.records] == ["a method failed"]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OutcomeUnknown("the disk failed"), "the disk failed; it is not known whether it happened"),
+        (Overloaded("the mailbox is full"), "the mailbox is full; nothing happened"),
+    ],
+)
+async def test_an_error_that_is_not_declared_says_whether_the_call_happened(error, text):
+    class Failing(Service):
+        async def ask(self, ask):
+            del ask
+            raise error
+
+    answer = await TephraMethods(Failing()).answer(encode_call("commitOrThrow", 1, 7, 7))
+    with pytest.raises(ApplicationError) as caught:
+        decode_reply(answer, "commitOrThrow", 1)
+    assert caught.value.message == f"Internal error processing commitOrThrow: {text}"
 
 
 async def test_a_service_that_is_down_is_reported_as_down(server):

@@ -265,7 +265,11 @@ def _put_keys(out: bytearray, keys: Iterable[bytes]) -> None:
 
 
 def manager_state(ledger: Ledger, visible: Visible, now_ms: int) -> ManagerState:
-    """The state of this service in Tephra's terms. Only its durable part, since other programs rely on it."""
+    """The state of this service in Tephra's terms.
+
+    Other programs rely on it, so it has only decisions that are durable; begins and change sets may still wait for a
+    commit.
+    """
     entries: dict[int, Entry] = {}
     for pointer in visible.in_progress():
         record = ledger.by_pointer[pointer]

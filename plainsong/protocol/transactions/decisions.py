@@ -151,8 +151,8 @@ def not_in_progress(record: Record) -> TransactionNotInProgress:
     """Return the error that names the current state of a transaction."""
     if record.state == "invalid" and record.client_id == LOST_CLIENT:
         return TransactionNotInProgress(
-            f"transaction {record.transaction_id} is invalid",
-            hint="a crash of the service has lost its begin, if there was one; abort it, and begin a new transaction",
+            f"transaction {record.transaction_id} is invalid: a crash of the service has lost its begin, if there was one",
+            hint="abort it, and begin a new transaction",
         )
     if record.state == "invalid":
         return TransactionNotInProgress(

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.asks import State
 
 _MAX_POINTER = (1 << 63) - 1
+#: More pointers than any version reserves for Tephra's clients: a load makes each without a row a transaction.
+_MAX_TEPHRA = 65_536
 _STATES: tuple[State, ...] = ("in_progress", "committed", "aborted", "invalid")
 #: The client of a transaction whose begin may have been lost in a crash.
 LOST_CLIENT = "lost-in-a-crash"
@@ -272,7 +274,10 @@ class Head:
     def decode(cls, value: bytes) -> Head:
         record = unpack_record(value, "head")
         try:
-            return cls(*(number(record.get(key, 0)) for key in "lrfguitonkc"))
+            head = cls(*(number(record.get(key, 0)) for key in "lrfguitonkc"))
+            if not 0 <= head.tephra <= _MAX_TEPHRA:
+                raise ValueError(f"{head.tephra} pointers are reserved for Tephra's clients")
+            return head
         except (TypeError, ValueError) as error:
             raise DamagedRow(f"the transaction service's head has a missing or invalid field: {error!r}") from error
 
