@@ -5,7 +5,7 @@ Other stores see what a snapshot of Tephra's shows, so that is all that the mach
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -37,6 +37,11 @@ class Known:
     keys: frozenset[bytes] = frozenset()
     """The keys of its latest prepare that succeeded."""
     state: str = "in_progress"
+    pointers: list[int] = field(default_factory=list)
+    """Its id, and those of its checkpoints that were answered."""
+
+    def __post_init__(self):
+        self.pointers.append(self.snapshot.transaction_id)
 
     @property
     def is_over(self) -> bool:
@@ -50,6 +55,8 @@ class LostBeginsMachine(RuleBasedStateMachine):
         super().__init__()
         self.at = TransactionsInMemory(defers_begins=True, timeout_ms=3_600_000, outcome_retention_ms=1 << 40)
         self.known = {}
+        self.last = 0
+        self.invalidated = set()
         self.crashes = 0
         #: Moment → the transactions shown to a reader as of that moment.
         self.shown = {}
@@ -67,8 +74,31 @@ class LostBeginsMachine(RuleBasedStateMachine):
     @rule(tephra=st.booleans(), long=st.sampled_from([False, False, True]))
     def begin(self, tephra, long):
         snapshot = self.at.begin(tephra=tephra, long=long)
-        assert snapshot.transaction_id > max(self.known, default=0), "no pointer is issued twice, or out of order"
+        self._note_issued(snapshot.transaction_id)
         self.known[snapshot.transaction_id] = Known(snapshot, tephra, long)
+
+    def _note_issued(self, pointer):
+        assert pointer > self.last, "no pointer is issued twice, or out of order"
+        self.last = pointer
+
+    @rule(pick=PICK)
+    def checkpoint(self, pick):
+        known = self._pick(pick)
+        if known is None:
+            return
+        answer = self._ask(asks.Checkpoint(known.snapshot.transaction_id, known.snapshot))
+        if not isinstance(answer, PlainsongError):
+            self._note_issued(answer.transaction.write_pointer)
+            known.pointers.append(answer.transaction.write_pointer)
+            known.is_durable = True
+
+    @rule(pick=PICK)
+    def invalidate(self, pick):
+        """Hide a transaction, whose client may abort it later."""
+        known = self._pick(pick)
+        if known is not None:
+            self._ask(asks.Invalidate(known.snapshot.transaction_id))
+            self.invalidated.add(known.snapshot.transaction_id)
 
     @rule(pick=PICK)
     def publish(self, pick):
@@ -167,18 +197,19 @@ class LostBeginsMachine(RuleBasedStateMachine):
     def what_was_published_is_not_lost(self):
         for id_, known in self.known.items():
             if known.is_durable and known.state == "in_progress":
-                assert self.at.state(id_) == "in_progress"
+                assert self.at.state(id_) == ("invalid" if id_ in self.invalidated else "in_progress")
 
     @invariant()
     def no_snapshot_shows_what_may_still_be_written(self):
         # As a transaction would that began now; none is begun, so that the invariant changes nothing.
         ledger = self.at.ledger
         view = View(ledger.head.read_pointer, frozenset(ledger.in_progress), frozenset(ledger.invalid))
-        for id_, known in self.known.items():
+        for known in self.known.values():
+            verdicts = {view.verdict(pointer) for pointer in known.pointers}
             if (known.tephra and known.state == "in_progress") or (known.long and known.state == "aborted"):
-                assert view.verdict(id_) is not Verdict.DELIVER
+                assert Verdict.DELIVER not in verdicts
             if known.state == "committed":
-                assert view.verdict(id_) is Verdict.DELIVER
+                assert verdicts == {Verdict.DELIVER}
 
     @invariant()
     def no_conflict_is_missed(self):
@@ -191,8 +222,11 @@ class LostBeginsMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_crash_makes_few_pointers_invalid(self):
-        aborted = sum(known.long and known.state == "aborted" for known in self.known.values())
-        assert len(self.at.invalid()) <= self.crashes * TEPHRA_POINTERS + aborted
+        others = {
+            id_ for id_, known in self.known.items() if known.long and known.state == "aborted"
+        } | self.invalidated
+        many = sum(len(self.known[id_].pointers) for id_ in others)
+        assert len(self.at.invalid()) <= self.crashes * TEPHRA_POINTERS + many
 
 
 TestLostBeginsMachine = LostBeginsMachine.TestCase
