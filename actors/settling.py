@@ -7,17 +7,22 @@ back, producers open their sessions again, and no id is assigned twice. Each ste
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from actors.loading import load_topic
-from actors.restoring import RestoredStore, RestoreRequest, restored_rows
+from actors.restoring import EPOCHS, RestoredStore, RestoreRequest, restored_rows
 from plainsong.protocol.effects import Delete, RollBack, Table, put_one
+from plainsong.protocol.ids import POSITION_BYTES, pack_position, published_ms
 from plainsong.protocol.keys import (
+    HIGH_WATER,
     NAMESPACE,
     POINTER,
+    PRODUCER,
+    PRODUCERS,
     SERVICE,
     SYSTEM,
     DamagedRow,
@@ -25,12 +30,15 @@ from plainsong.protocol.keys import (
     metadata_key,
     parse_pointer_key,
     stop_after,
+    system_key,
     topic_of,
     topic_prefix,
 )
 from plainsong.protocol.names import TopicName
-from plainsong.protocol.records import Metadata
+from plainsong.protocol.records import HighWater, Metadata
+from plainsong.protocol.rows import position_of_staged
 from plainsong.protocol.topic.pending import Pending
+from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.topic.state import TopicLimits
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
 from storage.base import AFTER_ALL, StoreUnusable, read_rows
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from plainsong.protocol.effects import Operation
+    from plainsong.protocol.transactions.transaction import Authority
     from storage.base import Row, Store
     from storage.replication.record import Settle
 
@@ -168,7 +177,7 @@ class _Restored(RestoredStore):
         return self._service
 
     @property
-    def authority(self) -> Any:
+    def authority(self) -> Authority | None:
         """The authority that decides pointers; None if it is a foreign service."""
         return self._authority
 
@@ -220,18 +229,96 @@ async def _advanced(
     store: Store, restored: _Restored, name: TopicName, now_ms: int, cut_ms: int
 ) -> Sequence[Operation]:
     """Return the operations that advance a topic's time, and fence its producers' sessions."""
-    found = restored.kept(name)
-    raw = _WithMetadata(store, found)
+    present = dict(restored.present.topics[name])
+    metadata = Metadata.decode(present[metadata_key(name)])
+    if metadata.partly_cleaned:
+        return ()
+    kept = restored.kept(name)
+    # A chain gets an entry about the last message before the take-over.
+    is_chained = metadata.properties.chain != "none" or metadata.chain_end is not None
+    rows = None
     try:
-        state = await load_topic(name, raw, _UNBOUNDED, restored.authority)  # type: ignore[arg-type]  # what loading uses
+        if not is_chained:
+            rows = await _without_replay(store, name, metadata.generation, dict(kept), now_ms, cut_ms)
+        if rows is None:
+            rows = await _after_replay(store, name, kept, restored.authority, now_ms, cut_ms)
     except DamagedRow as error:
         raise StoreUnusable(f"{name}: {error.detail}", hint="restore the copy without this topic") from error
-    if state.metadata is None or state.metadata.partly_cleaned:
-        return ()
+    return _difference(present, rows)
+
+
+async def _without_replay(
+    store: Store, name: TopicName, generation: int, rows: dict[bytes, bytes], now_ms: int, cut_ms: int
+) -> dict[bytes, bytes] | None:
+    """Return a topic's metadata without a replay of the messages after its mark; None if there is no mark.
+
+    There may be ``topic.checkpoint_rows`` of them in each topic, and its first load replays them, as after a crash. So
+    the mark keeps its position, and says separately that later ids begin after ``closed_ms``. Producers that are known
+    only from these messages have had no session; their first one gets an epoch above the record's.
+
+    Raises DamagedRow: the topic could not be loaded either.
+    """
+    mark_key = system_key(HIGH_WATER, name, generation)
+    try:
+        mark = HighWater.decode(rows[mark_key])
+    except (KeyError, DamagedRow):
+        return None
+    last_ms = await _last_ms(store, generation_prefix(name, generation), mark)
+    pointers = system_key(POINTER, name, generation)
+    staged_ms = [_staged_ms(key) for key in rows if key.startswith(pointers)]
+    floor_ms = _floor_ms(max(mark.time_ms, last_ms, *staged_ms, 0), now_ms, cut_ms)
+    rows[mark_key] = replace(mark, time_ms=floor_ms, closed_ms=floor_ms).encode()
+    record_key, producers = system_key(PRODUCERS, name, generation), system_key(PRODUCER, name, generation)
+    record = DeduplicationRecord.decode(rows[record_key]) if record_key in rows else DeduplicationRecord(on=False)
+    rows[record_key] = replace(record, epochs=record.epochs + EPOCHS).encode()
+    for key in [key for key in rows if key.startswith(producers)]:
+        if not record.on:
+            del rows[key]  # void
+            continue
+        with suppress(DamagedRow):  # its load refuses this producer's requests
+            producer = Producer.decode("", rows[key])
+            rows[key] = replace(producer, epoch=producer.epoch + EPOCHS).encode()
+    return rows
+
+
+async def _last_ms(store: Store, prefix: bytes, mark: HighWater) -> int:
+    """Return the publish time of a topic's last message, or of the last position in its mark."""
+    last_ms, last_sequence_id = mark.floor
+    start = prefix if last_sequence_id < 0 else prefix + pack_position(last_ms, last_sequence_id) + b"\x00"
+    length = len(prefix) + POSITION_BYTES
+    last: list[bytes] = []
+
+    def take(rows: Sequence[Row]) -> bool:
+        last.extend(key for key, _ in rows if len(key) == length)  # others are no messages
+        return not last
+
+    await store.scan(Table.MESSAGE, start, stop_after(prefix), take, reverse=True, first_chunk=1, values=False)
+    return published_ms(last[0][len(prefix) :]) if last else last_ms
+
+
+def _staged_ms(key: bytes) -> int:
+    """Return the time of the position that a pointer's row reserves; 0 if it is not that of staged messages."""
+    try:
+        pointer = parse_pointer_key(key)[2]
+    except DamagedRow:
+        return 0  # as at every load
+    return position_of_staged(pointer)[0] if pointer < 0 else 0
+
+
+def _floor_ms(last_ms: int, now_ms: int, cut_ms: int) -> int:
+    """Return the time after which a topic with this last time assigns ids."""
     # A topic whose ids were ahead of the clock assigned some in the time that is missing.
-    floor_ms = max(now_ms, state.time_ms + max(0, now_ms - cut_ms))
-    rows = restored_rows(state, found, state.metadata.generation, floor_ms)
-    return _difference(dict(restored.present.topics[name]), dict(rows))
+    return max(now_ms, last_ms + max(0, now_ms - cut_ms))
+
+
+async def _after_replay(
+    store: Store, name: TopicName, kept: list[Row], authority: Authority | None, now_ms: int, cut_ms: int
+) -> dict[bytes, bytes]:
+    """Return a topic's metadata after a replay of the messages after its mark. Raises DamagedRow."""
+    state = await load_topic(name, _WithMetadata(store, kept), _UNBOUNDED, authority)  # type: ignore[arg-type]  # what loading uses
+    assert state.metadata is not None  # it has its own row
+    floor_ms = _floor_ms(state.time_ms, now_ms, cut_ms)
+    return dict(restored_rows(state, kept, state.metadata.generation, floor_ms))
 
 
 class _WithMetadata:

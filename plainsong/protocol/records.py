@@ -6,7 +6,7 @@ ignores; it raises the byte when older programs would misread the row.
     metadata     g generation (negated: deleted)  p properties  c created  u updated  d deleted  k partly cleaned
                  f floor  w creator  a set aside: first and last position, rows  h end of a chain  l restored up to
     high water   t time  s last timestamp and sequence id assigned  b usage buckets  n messages ever published
-                 q last sequence id of each bucket  e last position of the buckets dropped
+                 q last sequence id of each bucket  e last position of the buckets dropped  c closed up to
     reader       p position  c changed
     namespace    d deduplication  s how often it was switched off
 
@@ -168,6 +168,15 @@ class HighWater:
     """Sequence id of the last message of each bucket; empty: not known."""
     last_dropped: bytes | None = None
     """Position (10 bytes) of the last message of the buckets dropped as expired; None if none was dropped."""
+    closed_ms: int = 0
+    """No position up to the end of this millisecond is assigned any more. Set by a take-over, which does not replay the
+    messages after the last position; 0 in other marks."""
+
+    @property
+    def floor(self) -> tuple[int, int]:
+        """Timestamp and sequence id after which the next position is assigned, as far as this row shows."""
+        last = self.last_ts_ms, self.last_sequence_id
+        return max(last, (self.closed_ms, SEQUENCES_PER_MS - 1)) if self.closed_ms else last
 
     @property
     def before_buckets(self) -> bytes:
@@ -188,6 +197,8 @@ class HighWater:
             record["q"] = self.last_sequence_ids
         if self.last_dropped is not None:
             record["e"] = self.last_dropped
+        if self.closed_ms:
+            record["c"] = self.closed_ms
         return pack_record(record)
 
     @classmethod
@@ -203,6 +214,7 @@ class HighWater:
                 checked_number(record.get("n", 0)),
                 [checked_number(last, 0, SEQUENCES_PER_MS - 1) for last in record.get("q", ())],
                 _checked_position(record.get("e")),
+                checked_number(record.get("c", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRow(f"a high-water row has a missing or invalid field: {error!r}") from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from plainsong.protocol.effects import Table
-from plainsong.protocol.ids import POSITION_BYTES
+from plainsong.protocol.ids import POSITION_BYTES, pack_position
 from plainsong.protocol.keys import (
     COPYING,
     HIGH_WATER,
@@ -349,8 +349,8 @@ class Cut:
         if value is not None:
             try:
                 mark = HighWater.decode(value)
-                if mark.last_sequence_id >= 0:
-                    last.append(mark.last_ts_ms.to_bytes(8, "big") + mark.last_sequence_id.to_bytes(2, "big"))
+                if mark.floor[1] >= 0:
+                    last.append(pack_position(*mark.floor))
             except DamagedRow:
                 pass
         return max(last).hex() if last else None

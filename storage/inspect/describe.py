@@ -199,6 +199,7 @@ def _system(row: DescribedRow) -> None:
             "last_ts_ms": mark.last_ts_ms,
             "last_sequence_id": mark.last_sequence_id,
             "published": mark.appended,
+            **({"closed_ms": mark.closed_ms} if mark.closed_ms else {}),
         }
         row.kind = "high-water"
     elif key.kind == keys.READER:

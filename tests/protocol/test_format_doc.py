@@ -209,7 +209,7 @@ def test_every_flag_table_and_kind_of_the_code_is_on_the_page():
                 restored=bytes(10),
             ),
         ),
-        ("High-water mark", HighWater(1, 2, 3, [[1, 2, 3, 4, 5]], 6, [0], bytes(10))),
+        ("High-water mark", HighWater(1, 2, 3, [[1, 2, 3, 4, 5]], 6, [0], bytes(10), 7)),
         ("Pointer", full_pending()),
         ("Reader", Reader(bytes(ID_BYTES), 1)),
         (

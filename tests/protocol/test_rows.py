@@ -43,7 +43,7 @@ metadatas = st.builds(
     Metadata, st.integers(1, (1 << 31) - 1), properties, times, times, st.none() | times, st.booleans(), times
 )
 buckets = st.lists(st.lists(times, min_size=5, max_size=5), max_size=4)
-marks = st.builds(HighWater, times, times, st.integers(-1, 0xFFFF), buckets)
+marks = st.builds(HighWater, times, times, st.integers(-1, 0xFFFF), buckets, closed_ms=times)
 readers = st.builds(Reader, st.binary(min_size=20, max_size=20), times)
 #: Anything that msgpack may contain under our keys, mostly of the wrong type.
 anything = st.recursive(

@@ -241,7 +241,7 @@ class TopicState:
         self.marked = mark is not None
         mark = mark or HighWater()
         self.appended = mark.appended
-        self.sequence = PositionSequence(mark.last_ts_ms, mark.last_sequence_id)
+        self.sequence = PositionSequence(*mark.floor)
         self.usage = Usage(mark.buckets, mark.last_sequence_ids, mark.last_dropped)
         if not mark.last_sequence_ids and mark.last_dropped is None and self.appended > self.usage.messages:
             # The mark is of an older version, without the position of the last expired message.
