@@ -16,6 +16,7 @@ import secrets
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -61,9 +62,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: Reads of the lease within its time, and the longest time between two.
-READS = 5
+#: Reads of the lease within its time, and the longest time between two. A renewal counts from when it is read.
+READS = 10
 IDLE_S = 2.0
+#: The time between two reads after a clean seal, after which the primary releases the lease.
+RELEASED_EVERY_S = 0.1
 #: The time between two registrations in the lease.
 REGISTER_EVERY_S = 10.0
 #: Pause after the object store failed, or the store.
@@ -153,6 +156,8 @@ class Standby:
         #: When this lease was first seen. A failed read begins the time again.
         self._lease_since_s = 0.0
         self._lease_read_s = -1e9
+        #: When a clean seal was applied.
+        self._handed_over_s = -1e9
         #: When it was last looked for a base after the end of the log.
         self._looked_s = -1e9
         self._tidied_s = clock()
@@ -182,7 +187,7 @@ class Standby:
             error=self._error,
             urls=() if lease is None else lease.urls,
             holder="" if lease is None else lease.holder,
-            automatic=self._caught_up and lease is not None and self._expires_s(lease) is not None,
+            automatic=self._caught_up and lease is not None and self._over_s(lease) < inf,
         )
 
     async def take_over(self) -> int:
@@ -339,7 +344,7 @@ class Standby:
         await self._continue(store)
         while True:
             try:
-                if self._clock() - self._lease_read_s >= self._lease_every_s:
+                if self._clock() >= self._lease_due_s:
                     await self._look_at_lease()
                 if await self._apply_next(store):
                     continue
@@ -357,7 +362,8 @@ class Standby:
                 await self._pause(PAUSE_S)
                 await self._continue(store)
                 continue
-            await self._pause(self._settings.interval_ms / 1000)
+            until_due_s = max(0.0, self._lease_due_s - self._clock())
+            await self._pause(min(self._settings.interval_ms / 1000, until_due_s))
 
     async def _continue(self, store: LevelDBStore) -> None:
         """Find the place of a store that is or was open."""
@@ -411,6 +417,8 @@ class Standby:
             if batch.segments:
                 await self._apply(store, batch.segments)
             self._place = batch.place
+            if batch.place.clean:
+                self._handed_over_s = self._clock()
         return True
 
     async def _read_ahead(self, place: Place) -> Sequence[bytes | None]:
@@ -457,11 +465,20 @@ class Standby:
     def _lease_every_s(self) -> float:
         return min((self._settings.lease_s or IDLE_S * READS) / READS, IDLE_S)
 
+    @property
+    def _lease_due_s(self) -> float:
+        """When to read the lease next: regularly, when its time is over, and often while the primary hands over."""
+        read_s, every_s = self._lease_read_s, self._lease_every_s
+        if self._clock() - self._handed_over_s < every_s:
+            every_s = RELEASED_EVERY_S if read_s > self._handed_over_s else 0.0
+        over_s = inf if self._lease is None else self._over_s(self._lease)
+        return min(read_s + every_s, over_s) if read_s < over_s else read_s + every_s
+
     async def _look_at_lease(self) -> None:
         """Read the lease. Raises StoreUnusable: the primary allows no standby."""
+        self._lease_read_s = self._clock()
         if not self._objects.can_exchange:
             return
-        self._lease_read_s = self._clock()
         try:
             found = await self._objects.get(LEASE)
         except StoreError as error:
@@ -506,16 +523,14 @@ class Standby:
             return ""
         if lease.released and lease.run not in self._record.runs:
             return "switch"
-        wait_s = self._expires_s(lease)
-        # Up to the beginning of the last read: its answer may be older than it seems.
-        silent_s = self._lease_read_s - self._lease_since_s
-        return "lease" if wait_s is not None and silent_s >= wait_s else ""
+        # At the beginning of the last read: its answer may be older than it seems.
+        return "lease" if self._lease_read_s >= self._over_s(lease) else ""
 
-    def _expires_s(self, lease: Lease) -> float | None:
-        """Return after which time without a renewal to take over; None if only by hand."""
+    def _over_s(self, lease: Lease) -> float:
+        """Return when to take over without a renewal; infinity if only by hand."""
         if not lease.guarded or not lease.period_ms or not self._settings.lease_s:
-            return None  # the primary may acknowledge without a lease
-        return max(self._settings.lease_s, lease.period_ms / 1000)
+            return inf  # the primary may acknowledge without a lease
+        return self._lease_since_s + max(self._settings.lease_s, lease.period_ms / 1000)
 
     # --- the take-over ----------------------------------------------------------------------------
 

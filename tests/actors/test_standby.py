@@ -737,6 +737,26 @@ async def test_a_standby_takes_over_once_the_lease_has_expired(tmp_path, objects
     assert read_record(tmp_path / "second").settle is not None
 
 
+async def test_a_standby_reads_the_lease_when_its_time_is_over_and_not_only_at_its_next_regular_look(
+    tmp_path, objects, monkeypatch
+):
+    clock, settings = Clock(), replace(SETTINGS, lease_s=10.0)
+    async with following(tmp_path / "second", objects, settings, clock) as standby:
+        async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
+            await running.write(3)
+            await running.counted()
+            await has(standby, running.outbox.last)
+            await registered(running, objects, clock)
+        await has_seen_the_lease(standby, objects, clock)
+        over_s = standby._lease_since_s + 10.0
+        monkeypatch.setattr(standby_module, "IDLE_S", 2.0)
+        clock.now_s = over_s - 0.5
+        await until(lambda: standby._lease_read_s == clock.now_s)
+        assert read_record(tmp_path / "second").standby
+        clock.now_s = over_s
+        await until(lambda: not read_record(tmp_path / "second").standby)
+
+
 async def test_renewing_the_lease_restarts_its_time(tmp_path, objects):
     clock = Clock()
     async with primary(tmp_path / "data", objects, settings=LEASED) as running:
@@ -1210,6 +1230,23 @@ async def test_a_planned_switch_ends_the_log_cleanly_and_the_primary_can_follow_
             wanted = await rows_of(running.store)
     wanted.pop((Table.METADATA, FOLLOWED_KEY), None)
     assert await rows_in(tmp_path / "data") == wanted
+
+
+async def test_a_standby_reads_the_lease_as_soon_as_the_primary_has_sealed_the_log_for_it(
+    tmp_path, objects, monkeypatch
+):
+    clock, settings = Clock(), replace(SETTINGS, lease_s=10.0)
+    async with primary(tmp_path / "data", objects, settings=LEASED) as running:
+        await running.write(5)
+        await running.counted()
+        async with following(tmp_path / "second", objects, settings, clock) as standby:
+            await has(standby, running.outbox.last)
+            await registered(running, objects, clock)
+            monkeypatch.setattr(standby_module, "IDLE_S", 2.0)
+            clock.ticks()
+            await running.copy.finish()
+            await running.copy.hand_over()
+            await until(lambda: not read_record(tmp_path / "second").standby)  # at the same moment
 
 
 async def test_a_former_primary_that_takes_over_again_knows_when_its_last_commit_was_made(tmp_path, objects):
