@@ -522,8 +522,8 @@ MISTAKES = [
         slow,
         standby,
         "the standby waits for less than the time of the lease",
-        "return max(self._settings.lease_s, lease.period_ms / 1000)",
-        "return 0.8 * self._settings.lease_s",
+        "self._lease_since_s + max(self._settings.lease_s, lease.period_ms / 1000)",
+        "self._lease_since_s + 0.8 * self._settings.lease_s",
     ),
     (
         course,
