@@ -165,11 +165,17 @@ class SecondCopy:
             # With ``sync``, no commit is acknowledged before it counts.
             is_needed=self._mode == ASYNC,
             counted=lambda: None if self._reign is None else self._reign.counted,
-            now_ms=now_ms,
+            now_ms=self._latest_ms,
         )
 
         self.lease.on_rival = self._yield_to_rival
         self._calls = CopyCalls(measured, self.lease.close)
+
+    def _latest_ms(self) -> int:
+        """Return the latest time of ids that this primary, or the one before it, may have assigned."""
+        settle = self._record.settle
+        # Until the rules are applied, the topics do not show what the last primary may have assigned.
+        return self._now_ms() if settle is None else settle.first_ms(self._now_ms())
 
     # --- for the daemon --------------------------------------------------------------------------
 
@@ -270,6 +276,11 @@ class SecondCopy:
     def is_whole(self) -> bool:
         """True if everything that was committed can be restored."""
         return not self._outbox.lost and self._now.counted == self._outbox.last
+
+    async def until_room(self) -> None:
+        """Return once at most half of ``backlog_bytes`` waits, or commits are given up already."""
+        while self._outbox.waiting_bytes > self._settings.backlog_bytes // 2 and not self._outbox.lost:
+            await self._progress.wait()
 
     async def settled(self) -> None:
         """Note that the rules of a restore have been applied. Raises StoreUnusable."""

@@ -6,9 +6,10 @@ back, producers open their sessions again, and no id is assigned twice. Each ste
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -42,10 +43,11 @@ from plainsong.protocol.topic.producer_state import DeduplicationRecord, Produce
 from plainsong.protocol.topic.state import TopicLimits
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
 from storage.base import AFTER_ALL, StoreUnusable, read_rows
+from storage.replication.record import SETTLED_KEY
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from plainsong.protocol.effects import Operation
     from plainsong.protocol.transactions.transaction import Authority
@@ -67,33 +69,70 @@ class SettledStore:
     """Transactions in topics."""
 
 
-async def settle(store: Store, what: Settle, now_ms: int) -> SettledStore:
+async def settle(
+    store: Store, what: Settle, now_ms: int, until_room: Callable[[], Awaitable[object]] = trio.lowlevel.checkpoint
+) -> SettledStore:
     """Apply the rules, before the store is served.
 
     Args:
       now_ms: the current time by this machine's clock.
+      until_room: called before each write; returns once the commits that wait for the object store leave room for it.
     Raises:
-      StoreError, StoreUnusable: it may be repeated.
+      StoreError, StoreUnusable: it may be repeated, and then continues.
     """
-    # Ids that the primary assigned last may be ahead of this clock, by as much as its clock may have been.
-    now_ms += max(0, what.ahead_ms)
+    done = _Done.of(await store.get(Table.METADATA, SETTLED_KEY), what) or _Done(what, what.first_ms(now_ms))
     rows = await read_rows(store, Table.METADATA, b"", AFTER_ALL, limit=sys.maxsize)
     present = _Present.of(rows, what.cut_ms)
-    restored = _Restored(present, now_ms)
+    names = sorted(present.topics)
+    if done.is_whole:
+        return SettledStore(len(names), 0)
+    restored = _Restored(present, done.from_ms)
     await restored.decide()
     claim = await store.claim(_SERVICE_NAME)
     rolled_back = 0
-    for name in present.topics:
+    for name in names:
+        await until_room()
         rolled_back += await _roll_back(store, restored, name)
     changes: list[Operation] = []
-    for name in present.topics:
-        changes += await _advanced(store, restored, name, now_ms, what.cut_ms)
+    for name in names:
+        if done.topic is not None and name <= done.topic:
+            continue  # again, its time would advance again
+        changes += await _advanced(store, restored, name, done.from_ms, what.cut_ms)
         if len(changes) >= _COMMIT_OPERATIONS:
-            await store.write(changes, claim=claim)
+            await until_room()
+            await store.write([*changes, replace(done, topic=name).put()], claim=claim)
             changes = []
     # The service's rows come last: until they are written, a repetition finds the same open transactions.
-    await store.write([*changes, *_difference(dict(present.service), dict(restored.service))], claim=claim)
-    return SettledStore(len(present.topics), rolled_back)
+    changes += _difference(dict(present.service), dict(restored.service))
+    await until_room()
+    await store.write([*changes, replace(done, topic=None, is_whole=True).put()], claim=claim)
+    return SettledStore(len(names), rolled_back)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """The value of ``SETTLED_KEY``, written with each commit: a repetition after a crash continues from there."""
+
+    what: Settle
+    from_ms: int
+    """The time from which ids begin, by the first attempt."""
+    topic: TopicName | None = None
+    """The last topic, in the order of names; None if there is none."""
+    is_whole: bool = False
+
+    def put(self) -> Operation:
+        """Return the operation that writes it."""
+        shown = {"of": astuple(self.what), "fromMs": self.from_ms, "topic": self.topic, "isWhole": self.is_whole}
+        return put_one(Table.METADATA, SETTLED_KEY, json.dumps(shown).encode())
+
+    @classmethod
+    def of(cls, value: bytes | None, what: Settle) -> _Done | None:
+        """Return the progress of applying the rules for one take-over; None if they have not been applied for it."""
+        found = None if value is None else json.loads(value)
+        if found is None or tuple(found["of"]) != astuple(what):
+            return None
+        topic = found["topic"]
+        return cls(what, found["fromMs"], None if topic is None else TopicName(*topic), found["isWhole"])
 
 
 class _Present:

@@ -595,9 +595,11 @@ class Standby:
         late_s = LATE_S + LOOK_EVERY_S if reason == "by hand" else LATE_S
         # After its last renewal a primary acknowledges for the time of its lease.
         late_ms = max(round(1000 * late_s), 0 if lease is None else lease.period_ms)
-        # The rules are applied by the clock as it is now.
-        ahead_ms = max(0, self._ahead_ms + self._steady_ms - self._now_ms())
-        settle = None if is_whole else Settle(self._time_ms, ahead_ms + late_ms)
+        # The rules are applied by the clock as it is now, or is after a restart.
+        now_ms, cut_ms = self._now_ms(), self._time_ms
+        ahead_ms = max(0, self._ahead_ms + self._steady_ms - now_ms)
+        # The last segment shows more than ``ahead_ms`` if this clock has been set back while no standby ran.
+        settle = None if is_whole else Settle(cut_ms, ahead_ms + late_ms, max(now_ms + ahead_ms, cut_ms) + late_ms)
         event = {"epoch": place.epoch, "commit": place.commit, "reason": reason, "whole": is_whole}
         self._place = place
         taken = replace(
@@ -657,7 +659,8 @@ async def settle_alone(store: LevelDBStore, record: Record, now_ms: Callable[[],
                 f"the standby has commit {commit}, and its store is consistent only from commit {record.until} on",
                 hint="start it as a standby until it has caught up, or restore the copy",
             )
-        what = Settle(found.time_ms, max(found.ahead_ms, record.ahead_ms) + round(1000 * max(LATE_S, lease_s)))
+        late_ms = round(1000 * max(LATE_S, lease_s))
+        what = Settle(found.time_ms, max(found.ahead_ms, record.ahead_ms) + late_ms, found.time_ms + late_ms)
     if what is not None:
         await settle(store, what, now_ms())
 

@@ -330,8 +330,8 @@ def is_copying_key(key: bytes) -> bool:
 
 def copying_fields(key: bytes, value: bytes) -> dict[str, object]:
     """Return the fields of such a row, ready for JSON. Raises DamagedRow."""
-    if key == COPY_KEY + b"standby":
-        return {"standby": value.decode("utf-8", "replace")}
+    if key in (COPY_KEY + b"standby", COPY_KEY + b"settled"):
+        return {key[len(COPY_KEY) :].decode(): value.decode("utf-8", "replace")}
     if key == COPY_KEY:
         row = CopyRow.decode(value)
         times = {"begun_ms": row.begun_ms, "ended_ms": row.ended_ms or None}

@@ -37,6 +37,8 @@ FORMAT = 2
 #: The row of a standby's store with its place in the log. It lags by one batch of segments at most: applying one
 #: twice changes nothing.
 FOLLOWED_KEY = COPY_KEY + b"standby"
+#: The row with the progress of ``actors.settling``.
+SETTLED_KEY = COPY_KEY + b"settled"
 _HINT = "to begin another copy, remove this file and name a new prefix in replication.to"
 
 
@@ -48,6 +50,13 @@ class Settle:
     """The time of the last commit in the log."""
     ahead_ms: int
     """The most by which the primary's clock may have been ahead of this machine's when it acknowledged its last commit."""
+    from_ms: int = 0
+    """Ids begin no earlier than at this time, also if this machine's clock has been set back since the take-over; 0 in a
+    record of an earlier version."""
+
+    def first_ms(self, now_ms: int) -> int:
+        """Return the time from which ids begin, if the rules are applied now."""
+        return max(now_ms + max(0, self.ahead_ms), self.from_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +155,16 @@ def _decoded(found: dict[str, Any]) -> Record:
         standby=bool(found.get("standby", False)),
         shift=found.get("shift", 0),
         until=int(found.get("until", 0)),
-        settle=None if settle is None else Settle(int(settle["cutMs"]), int(settle["aheadMs"])),
+        settle=None if settle is None else _settle_of(settle),
         ahead_ms=int(found.get("aheadMs", 0)),
         time_ms=int(found.get("timeMs", 0)),
         aside=str(found.get("aside", "")),
         events=tuple(Event(each["action"], each["timeMs"], each["after"]) for each in found.get("events", ())),
     )
+
+
+def _settle_of(found: dict[str, Any]) -> Settle:
+    return Settle(int(found["cutMs"]), int(found["aheadMs"]), int(found.get("fromMs", 0)))
 
 
 def _place_of(found: dict[str, Any]) -> Place:
@@ -223,7 +236,8 @@ def write_record(directory: Path, record: Record) -> None:
         "until": record.until,
     }
     if record.settle is not None:
-        shown["settle"] = {"cutMs": record.settle.cut_ms, "aheadMs": record.settle.ahead_ms}
+        settle = record.settle
+        shown["settle"] = {"cutMs": settle.cut_ms, "aheadMs": settle.ahead_ms, "fromMs": settle.from_ms}
     if record.ahead_ms:
         shown["aheadMs"] = record.ahead_ms
     if record.time_ms:

@@ -111,6 +111,22 @@ def objects():
     return MemoryObjects()
 
 
+async def test_a_writer_can_wait_until_at_most_half_of_the_backlog_waits(tmp_path, objects):
+    settings = replace(FAST, backlog_bytes=2000)
+    async with primary(tmp_path / "data", objects, settings=settings) as running:
+        await running.counted()
+        objects.away = True
+        while running.outbox.waiting_bytes <= 1000:
+            await running.copy.until_room()
+            await running.write()
+        with trio.move_on_after(0.1) as waiting:
+            await running.copy.until_room()
+        assert waiting.cancelled_caught
+        objects.away = False
+        await running.copy.until_room()
+        assert running.outbox.waiting_bytes <= 1000
+
+
 async def test_everything_written_before_a_clean_stop_is_restored_exactly(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(30)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from actors import settling
@@ -23,6 +25,8 @@ from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import Create, OpenProducer, Publish, StoreStaged
 from plainsong.protocol.topic.core import TopicCore
 from plainsong.protocol.topic.state import Now, TopicLimits, TopicState
+from plainsong.protocol.transactions.ledger_rows import HEAD, Head, service_key
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
 from storage.base import StoreUnusable
 from storage.memory import MemoryStore
 from storage.replication.record import Settle
@@ -198,6 +202,83 @@ async def test_ids_after_a_take_over_are_above_those_that_staged_messages_reserv
     await settle(store, Settle(NOW_MS, 0), NOW_MS)
     state = (await Topic.loaded(store)).state
     assert (state.sequence.last_ts_ms, state.sequence.last_sequence_id) == (NOW_MS + 9000, SEQUENCES_PER_MS - 1)
+
+
+async def test_ids_begin_no_earlier_than_at_the_take_over_if_the_clock_is_set_back_before_the_rules_are_applied(
+    autojump_clock: MockClock,
+) -> None:
+    store = CountingStore()
+    topic = Topic(store)
+    topic.publish(NOW_MS)
+    await settle(store, Settle(NOW_MS, 20, NOW_MS + 30), NOW_MS - 60_000)
+    assert (await Topic.loaded(store)).state.time_ms == NOW_MS + 30
+
+
+class Interrupted(Exception):
+    """The process was killed."""
+
+
+class KilledStore(CountingStore):
+    """Fails in the middle: before a number of further commits."""
+
+    left = 1 << 30
+
+    async def write(self, commit: Sequence[Operation], **options: Any) -> None:
+        if not self.left:
+            raise Interrupted
+        self.left -= 1
+        await super().write(commit, **options)
+
+
+async def _three_topics(monkeypatch: pytest.MonkeyPatch) -> KilledStore:
+    """Make topics and transactions whose times are ahead of the clock."""
+    store = KilledStore()
+    for name in TOPICS[:3]:
+        monkeypatch.setattr(Topic, "name", name)
+        Topic(store).publish(NOW_MS + 60_000)
+    pointer = (NOW_MS + 60_000) * POINTERS_PER_MS
+    head = put_one(Table.METADATA, service_key(HEAD), Head(pointer, pointer, pointer).encode())
+    await store.write([head], claim=await store.claim(TOPICS[0]))
+    store.commits = 0
+    return store
+
+
+async def test_rules_that_are_applied_again_after_a_kill_advance_no_time_again(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "_COMMIT_OPERATIONS", 1)
+    what, hour_ms = Settle(NOW_MS - 5000, 20, NOW_MS), 3_600_000
+    whole = await _three_topics(monkeypatch)
+    await settle(whole, what, NOW_MS)
+    assert whole.commits == 4
+    for left in range(1, 5):
+        store = await _three_topics(monkeypatch)
+        store.left = left
+        if left < 4:
+            with pytest.raises(Interrupted):
+                await settle(store, what, NOW_MS)
+        else:
+            await settle(store, what, NOW_MS)  # the record of the directory was not replaced
+        store.left = 1 << 30
+        await settle(store, what, NOW_MS + hour_ms)
+        assert store.tables[Table.METADATA].rows == whole.tables[Table.METADATA].rows
+    await settle(store, replace(what, from_ms=NOW_MS + 1), NOW_MS + hour_ms)  # of another take-over
+    assert store.tables[Table.METADATA].rows != whole.tables[Table.METADATA].rows
+
+
+async def test_each_commit_of_the_rules_waits_until_there_is_room_for_it(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "_COMMIT_OPERATIONS", 1)
+    store = await _three_topics(monkeypatch)
+    store.left = 0
+
+    async def until_room() -> None:
+        await trio.lowlevel.checkpoint()
+        store.left = 1
+
+    await settle(store, Settle(NOW_MS - 5000, 20, NOW_MS), NOW_MS, until_room)
+    assert store.commits == 4
 
 
 async def test_a_mark_after_a_take_over_is_an_ordinary_one_again(autojump_clock: MockClock) -> None:

@@ -970,6 +970,19 @@ async def ahead_after_another_start(folder, objects):
     return settle.cut_ms - 1_000_000 - (settle.ahead_ms - BY_HAND_MS)
 
 
+async def test_ids_begin_above_the_last_commit_if_the_standbys_clock_was_set_back_before_a_restart(tmp_path, objects):
+    objects.can_exchange = False  # a folder, where no lease shows the primary's clock again
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        async with following(tmp_path / "second", objects, clock=Clock(), now_ms=2_000_000_000_000) as standby:
+            await has(standby, running.outbox.last)
+    async with following(tmp_path / "second", objects, clock=Clock(), now_ms=1000) as standby:
+        await taken_over(standby, tmp_path / "second")
+    settle = read_record(tmp_path / "second").settle
+    assert settle.first_ms(1000) == settle.cut_ms + BY_HAND_MS
+
+
 async def ids_that_begin_too_early(folder, objects):
     """Take over by hand from an idle primary; return the milliseconds for which ids may be issued twice."""
     async with primary(folder / "data", objects, finish=False) as running:
@@ -1304,7 +1317,9 @@ async def test_the_log_says_async_until_the_rules_of_a_restore_are_applied(tmp_p
         await running.write()
         await running.counted()
         assert newest_mode(objects) == ASYNC
+        assert running.copy.lease.terms.clock_ms == read_record(tmp_path / "second").settle.first_ms(1_000_000)
         await running.copy.settled()
+        assert running.copy.lease.terms.clock_ms == 1_000_000
         await running.write()
         await running.counted()
         assert newest_mode(objects) == SYNC
