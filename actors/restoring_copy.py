@@ -34,6 +34,7 @@ from storage.replication.reading import (
     bases_of,
     commits_after,
     lacking,
+    latest_ms,
     reported_commit,
     rows_of,
     store_of,
@@ -170,18 +171,17 @@ SKEW_MS = 60_000
 
 
 async def refuse_late_clock(objects: Objects, now_ms: int, *, is_given: bool) -> int:
-    """Return the current time; new ids are above it. Raises StoreUnusable: it is before the newest base.
+    """Return the current time; new ids are above it. Raises StoreUnusable: it is before the last commit of the copy.
 
     A clock that is behind by ``SKEW_MS`` at most is corrected by that, unless the time was given.
     """
-    bases = await bases_of(objects)
-    last_ms = max((base.until_ms for base in bases), default=0)
+    last_ms = await latest_ms(objects)
     if now_ms >= last_ms:
         return now_ms
     if not is_given and last_ms - now_ms <= SKEW_MS:
         return last_ms + SKEW_MS
     raise StoreUnusable(
-        "the current time is before the newest base of the copy, so new ids could repeat existing ones",
+        "the current time is before the last commit of the copy, so new ids could repeat existing ones",
         hint="set the clock, or give the time: --now TIME",
     )
 

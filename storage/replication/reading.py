@@ -21,7 +21,7 @@ from storage.replication.bases import (
 from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreUnavailable, read_all
 from storage.replication.notices import LEASE, decode_lease, decode_seal, log_name
 from storage.replication.protocol import AHEAD, Place, after
-from storage.replication.segment import DamagedLog, is_segment
+from storage.replication.segment import DamagedLog, decode_segment, is_segment
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
@@ -65,12 +65,33 @@ async def store_of(objects: Objects) -> str:
 async def bases_of(objects: Objects) -> list[Base]:
     """Return the complete bases, newest last. Raises StoreError, DamagedLog."""
     found: list[Base] = []
-    for name in await objects.names(BASES):
-        if name.endswith(f"/{MANIFEST}"):
-            data = await read(objects, name)
-            if data is not None:  # retention may remove it at any time
-                found.append(Base.decode(name.removesuffix(f"/{MANIFEST}"), data.data))
+    names = [name for name in await objects.names(BASES) if name.endswith(f"/{MANIFEST}")]
+    while names:
+        manifests = await read_all(partial(read, objects), names[:AHEAD])
+        for name, manifest in zip(names, manifests, strict=False):
+            if manifest is not None:  # retention may remove it at any time
+                found.append(Base.decode(name.removesuffix(f"/{MANIFEST}"), manifest.data))
+        del names[: len(manifests)]
     return sorted(found, key=lambda base: (base.place.epoch, base.commit))
+
+
+async def latest_ms(objects: Objects) -> int:
+    """Return the latest time that a copy shows: of a base, of the last commits in the log, or of the primary's clock.
+
+    Raises:
+      StoreError, DamagedLog.
+    """
+    found = await read(objects, LEASE)
+    times = [base.until_ms for base in await bases_of(objects)]
+    times.append(0 if found is None else decode_lease(found.data).clock_ms or 0)
+    for name in reversed(await objects.names("log")):
+        found = await read(objects, name)
+        if found is not None and is_segment(found.data):
+            segment = await in_thread(decode_segment, found.data)
+            if segment.commits:
+                times.append(segment.last_ms)
+                break
+    return max(times)
 
 
 async def has_base_after(objects: Objects, place: Place, *, below: int | None = None) -> bool:

@@ -9,10 +9,11 @@ from random import Random
 
 import pytest
 import trio
+import trio.testing
 
 from actors import copy_calls, copy_start, restoring_copy, second_copy
 from actors.copy_start import leave_copy
-from actors.restoring_copy import compare_bases, replay
+from actors.restoring_copy import SKEW_MS, compare_bases, refuse_late_clock, replay
 from actors.second_copy import SecondCopy
 from actors.settings import ReplicationConfig
 from plainsong.protocol.effects import RollBack, Table, put_one
@@ -684,6 +685,55 @@ async def test_without_conditional_replacement_there_is_no_lease_and_the_seal_st
             wanted = await rows_of(running.store)
     assert "lease.json" not in objects.found
     assert (await restored(objects, tmp_path / "new"))[0] == wanted
+
+
+async def test_the_manifests_of_bases_are_read_at_once(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        for _ in range(3):
+            await running.write()
+            await running.copy._make_base()
+    get, under_way, most = objects.get, set(), 0
+
+    async def slow(name):
+        nonlocal most
+        under_way.add(name)
+        await trio.testing.wait_all_tasks_blocked()
+        most = max(most, len(under_way))
+        under_way.discard(name)
+        return await get(name)
+
+    objects.get = slow
+    found = await bases_of(objects)
+    assert [base.commit for base in found] == sorted(base.commit for base in found)
+    assert most == len(found) >= 3
+
+
+async def test_a_clock_before_the_last_commit_is_corrected_or_refused_although_the_newest_base_is_earlier(
+    tmp_path, objects
+):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(3)
+        await running.counted()
+    assert (await bases_of(objects))[-1].until_ms == 1_000_000  # the commits have the time of this machine
+    last_ms = max(decode_segment(data).last_ms for data, _ in objects.found.values() if is_segment(data))
+    assert last_ms > 2_000_000
+    for has_lease in (True, False):
+        if not has_lease:
+            del objects.found[LEASE]
+        assert await refuse_late_clock(objects, last_ms, is_given=False) == last_ms
+        assert await refuse_late_clock(objects, last_ms - 45_000, is_given=False) == last_ms + SKEW_MS
+        for behind_ms, is_given in ((SKEW_MS + 1, False), (1, True)):
+            with pytest.raises(StoreUnusable, match="before the last commit"):
+                await refuse_late_clock(objects, last_ms - behind_ms, is_given=is_given)
+
+
+async def test_a_clock_before_that_of_the_primary_at_its_last_renewal_is_late_too(tmp_path, objects):
+    later_ms = 4_000_000_000_000
+    async with primary(tmp_path / "data", objects, now_ms=lambda: later_ms) as running:
+        await running.counted()
+    for name in [name for name in objects.found if name.startswith("bases/")]:
+        del objects.found[name]
+    assert await refuse_late_clock(objects, later_ms - 1, is_given=False) == later_ms + SKEW_MS
 
 
 async def test_after_leaving_the_directory_starts_alone_and_its_copy_can_still_be_restored(tmp_path, objects):
