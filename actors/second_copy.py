@@ -173,7 +173,7 @@ class SecondCopy:
 
     def _latest_ms(self) -> int:
         """Return the latest time of ids that this primary, or the one before it, may have assigned."""
-        settle = self._record.settle
+        settle = self._file.record.settle
         # Until the rules are applied, the topics do not show what the last primary may have assigned.
         return self._now_ms() if settle is None else settle.first_ms(self._now_ms())
 
