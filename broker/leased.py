@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from broker.http.route import Route
     from broker.security.identity import Identity
 
-#: Routes about this daemon and its directory, which it answers without a lease. All others are about topics, transactions
-#: and their state, which another primary may have changed.
+#: Routes about this daemon and its directory, which it answers without a lease, and those that read a backup whose moment
+#: was within the lease. All others are about the store, which another primary may have changed.
 ABOUT_THE_DAEMON = frozenset(
     (
         *("ping", "livez", "readyz", "metrics", "version", "whoami", "openapi", "security_txt", "explain_error"),
         *("root", "console", "console_slash", "console_file"),
-        *("get_attention", "get_events", "get_replication", "take_over", "switch_primary", "get_cluster"),
+        *("get_attention", "get_replication", "take_over", "switch_primary", "get_cluster"),
         *("drain_instance", "undrain_instance", "pin_topic", "unpin_topic"),
-        *("start_scrub", "get_scrub", "end_backup"),
+        *("start_scrub", "get_scrub", "list_backup_objects", "get_backup_object", "end_backup"),
     )
 )
 

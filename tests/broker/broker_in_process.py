@@ -147,7 +147,7 @@ class InProcess:
 
 
 @asynccontextmanager
-async def in_process(*, store=None, clock=None, listener=None, **values):
+async def in_process(*, store=None, clock=None, listener=None, copy=None, **values):
     """Run the application with settings named ``section__key``, on a new store or on ``store``.
 
     ``listener`` adds a server on a socket. ``hot``: as in the daemon; ``application``: every request goes to the
@@ -158,18 +158,18 @@ async def in_process(*, store=None, clock=None, listener=None, **values):
             "storage.data_dir": Path(scratch),
             **{name.replace("__", ".", 1): value for name, value in values.items()},
         }
-        async with _in_process(config_of(given), store, clock, listener) as running:
+        async with _in_process(config_of(given), store, clock, listener, copy) as running:
             yield running
 
 
 @asynccontextmanager
-async def _in_process(config, store, clock, listener):
+async def _in_process(config, store, clock, listener, copy):
     store = FaultyStore(MemoryStore()) if store is None else store
     clock = SetClock() if clock is None else clock
     metrics = Metrics("1.2.3")
     await keep_authority(store, config.transactions.service)
     async with trio.open_nursery() as actors:
-        service = await assemble(config, store, metrics, actors, clock=clock)
+        service = await assemble(config, store, metrics, actors, clock=clock, copy=copy)
         await service.authority.start(actors)
         actors.start_soon(service.publishing.deadlines.run)
         add_transaction_gauges(metrics, service.authority, service.directory, service.pointers, clock)

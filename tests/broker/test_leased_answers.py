@@ -116,6 +116,34 @@ def test_each_route_that_needs_a_lease_names_the_error_of_one_that_is_over():
     assert [each.name for each in leased if ReplicationUnavailable.code not in each.errors] == []
 
 
+class Copied:
+    """A second copy, as far as answers depend on it."""
+
+    def __init__(self, lease):
+        self.lease = lease
+
+
+async def test_a_primary_whose_lease_is_over_is_not_ready(leased):
+    async with in_process(copy=Copied(leased.keeper)) as daemon:
+        await daemon.call("GET", "/readyz")
+        leased.end()
+        answer = await daemon.call("GET", "/readyz", status=503)
+        assert [each["code"] for each in answer.json()["reasons"]] == ["replication_unavailable"]
+
+
+@pytest.mark.parametrize("listener", [None, "hot"])
+async def test_a_refused_answer_is_counted_and_logged_as_refused(leased, listener):
+    async with in_process(copy=Copied(leased.keeper), listener=listener) as daemon:
+        await daemon.create()
+        leased.end()
+        await daemon.call("POST", f"{TOPICS}/t/poll", json={}, status=503)
+        await daemon.call("GET", TOPICS, status=503)
+        counted = (await daemon.call("GET", "/metrics")).text
+        for route in ("poll", "list_topics"):
+            assert f'plainsong_requests_total{{route="{route}",status="503"}} 1.0' in counted
+            assert f'plainsong_requests_total{{route="{route}",status="200"}}' not in counted
+
+
 def test_a_cancelled_read_stays_cancelled(leased):
     assert isinstance(ends_before_the_answer(leased, "poll", RequestCancelled()), RequestCancelled)
 

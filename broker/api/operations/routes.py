@@ -142,7 +142,7 @@ ROUTES: tuple[Route[Any], ...] = (
         headers=("Last-Event-ID",),
         answer=str,
         answer_types=(EVENT_STREAM,),
-        errors=(*ANY, "invalid_name"),
+        errors=(*ANY, "invalid_name", "replication_unavailable"),
     ),
     Route(
         "get_cluster",
