@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.schedules.scheduler import Stuck
 from tests.schedules.world import World, explore
 
 #: Operations of each writer in a schedule.
@@ -54,7 +55,7 @@ def many(seeds: Iterable[int], *, seconds: float = float("inf"), steps: int = ST
         try:
             world = one(seed, steps=steps, **how)
         except BaseException as error:  # a mistake may raise anything
-            if isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt | Stuck):
                 raise
             found.seed, found.error = seed, error
             return found

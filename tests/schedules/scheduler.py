@@ -8,6 +8,7 @@ same schedule, and a deadlock is detected at once.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections import deque
@@ -28,6 +29,10 @@ MAX_POINTS = 100_000
 
 class Deadlock(AssertionError):
     """Every thread waits for a condition that no thread will make true."""
+
+
+class Stuck(BaseException):
+    """A thread waits for something that the scheduler does not know; the schedule says nothing about the code."""
 
 
 class Abandoned(BaseException):
@@ -73,14 +78,16 @@ class Scheduler:
 
     def run(self, main: Callable[[], None]) -> None:
         """Run ``main`` and all threads that it starts to completion. Raises the first exception in any of them."""
-        first = self.start("main", main)
-        self._current = first
-        first.go.release()
-        if not self._done.wait(PATIENCE_S):
-            self.error = self.error or Deadlock("a thread waits outside the scheduler")
-        self._is_over = True
-        for thread in self._threads:
-            thread.go.release()
+        with _no_collection():
+            first = self.start("main", main)
+            self._current = first
+            first.go.release()
+            is_stuck = not self._done.wait(PATIENCE_S)
+            self._is_over = True
+            for thread in self._threads:
+                thread.go.release()
+        if is_stuck:
+            raise Stuck("a thread waits outside the scheduler") from self.error
         if self.error is not None:
             raise self.error
 
@@ -197,6 +204,20 @@ class Scheduler:
         if event == "line" and not self.is_frozen and self.random.random() < self._line_switch:
             self._yield()
         return self._trace
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage within the block.
+
+    The collector may run anywhere, even while this module wakes a thread. Finalizers of earlier schedules' garbage
+    release locks, which are points: a switch there let two threads run at once, until no thread ran any more.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 # --- replacements of threading and queue for the code under test -------------------------------------------
