@@ -12,18 +12,23 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from bench import bodies
+from bench.copying import copy
 from bench.daemon import daemon
 from bench.peers.fetch import are_fetched, jars
 from bench.peers.kafka import Kafka
 from bench.peers.peer import Lacking
 from bench.rounds import Row, Section, Spread, in_turns
 from plainsong import Client
+from plainsong.cli.connection import Where
+from plainsong.cli.job import JobProgress
+from pyspark_plainsong.pipeline.job import Run
 from pyspark_plainsong.pipeline.session import build_session
 
 if TYPE_CHECKING:
@@ -39,9 +44,10 @@ The first round is not counted. *read*: a topic into the null sink, all columns;
 alone; both compared with the same rows from Parquet, and with *read, Kafka*, all columns of a local Kafka's topic by
 Spark's own connector. *write*: rows that Spark generates into a topic, durable and visible when it ends, compared with
 the same rows into the null sink, into Parquet, and with *write, Kafka*, into a Kafka that syncs what it acknowledges;
-*write, Kafka, not synced* is the same at Kafka's default. *archive*: ``plainsong pipeline run archive`` as a process,
-into a Delta table, without its start-up (the time for a fifth of the rows is subtracted), compared with Spark's own
-copy of the same rows from Parquet to Parquet. *micro-batch*: milliseconds per batch of 5000 rows, compared with the
+*write, Kafka, not synced* is the same at Kafka's default. *archive*: the job ``archive append``, a whole run of it
+into an empty archive, compared with Spark's own copy of the same rows from Parquet to Parquet, equally compressed: both
+in the session of all other measurements, after one warm-up. *archive, process*: both as a process, the start of Spark
+included. *micro-batch*: milliseconds per batch of 5000 rows, compared with the
 rate source. *visible*: milliseconds from the end of a publish until ``foreachBatch`` has the row."""
 #: A round takes seconds, so three are enough.
 ROUNDS = 3
@@ -66,7 +72,7 @@ def measure_spark(profile: Profile, scratch: Path, say: Callable[[str], None]) -
             for size in profile.message_bytes:
                 for partitions in profile.partitions:
                     section.rows += bench.tables(size, partitions)
-            section.rows += [bench.micro_batches(), bench.visible(), bench.archive()]
+            section.rows += [bench.micro_batches(), bench.visible(), *bench.archive()]
     for row in section.rows:
         what = ", ".join(str(value) for value in row.what.values())
         say(f"spark, {what}: " + "  ".join(f"{name} {value.median:,.2f}" for name, value in row.values.items()))
@@ -287,37 +293,50 @@ class _Bench:
 
     # --- the archive ---
 
-    def archive(self) -> Row:
-        """Measure the job as a process; subtracting the time for a fifth of the rows removes its start-up."""
-        rows = self._profile.spark_rows
+    def archive(self) -> list[Row]:
+        """Measure the job and Spark's own copy of the same rows: both in this session, then both as processes."""
         with self._client() as client:
-            full, part = self._new_topic(client), self._new_topic(client)
-        self._write(self._made(rows, 100, 2), full)
-        self._write(self._made(rows // 5, 100, 2), part)
-        parquet = str(self._scratch / "archived")
-        self._read(full, 2).write.mode("overwrite").parquet(parquet)
-        more = rows - rows // 5
-        rates = in_turns(
-            {
-                "archive": lambda: more / max(0.01, self._archive_s(full) - self._archive_s(part)),
-                "copy": lambda: _rate(
-                    rows, lambda: self._spark.read.parquet(parquet).write.mode("overwrite").parquet(parquet + "-copy")
-                ),
-            },
-            min(ROUNDS, self._profile.rounds),
-        )
-        values = {"rows/s": Spread.of(rates["archive"]), "÷ copy": Spread.ratio(rates["archive"], rates["copy"])}
-        return Row({"what": "archive", "bytes": 100, "partitions": 1}, values)
+            topic = self._new_topic(client)
+        rows = self._profile.spark_rows
+        self._write(self._made(rows, 100, 2), topic)
+        source, target = str(self._scratch / "archived"), str(self._scratch / "copied")
+        self._read(topic, 2).write.parquet(source)
+        sides = {
+            "archive": lambda: self._append(topic),
+            "copy": lambda: copy(self._spark, source, target),
+            "archive, process": lambda: self._process(
+                "pyspark_plainsong.pipeline.archive", "append", topic, *self._where(), "--no-progress"
+            ),
+            "copy, process": lambda: self._process("bench.copying", source, target),
+        }
+        rates = _rates(sides, rows, min(ROUNDS, self._profile.rounds))
+        found = []
+        for what, other in (("archive", "copy"), ("archive, process", "copy, process")):
+            values = {"rows/s": Spread.of(rates[what]), "÷ copy": Spread.ratio(rates[what], rates[other])}
+            found.append(Row({"what": what, "bytes": 100, "partitions": 1}, values))
+        return found
 
-    def _archive_s(self, topic: str) -> float:
+    def _append(self, topic: str) -> None:
+        """Append to an empty archive, in this session."""
+        from pyspark_plainsong.pipeline.archive import archiving  # here, so that other measurements need no pyspark
+
+        run = Run("archive", Where((self._url,), bodies.NAMESPACE), spark=self._spark)
+        run.progress = JobProgress("archive", shown=False)
+        with redirect_stdout(StringIO()):
+            archiving.append(run, [topic], self._empty_root(), every=None)
+
+    def _process(self, module: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", module, *arguments, "--conf", f"{_JVM}={self._profile.jvm}"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def _where(self) -> list[str]:
+        return ["--root", self._empty_root(), "--url", self._url, "--namespace", bodies.NAMESPACE]
+
+    def _empty_root(self) -> str:
+        """Return the folder of an archive, empty."""
         target = self._scratch / "archive"
         shutil.rmtree(target, ignore_errors=True)
-        where = ["--root", str(target), "--url", self._url, "--namespace", bodies.NAMESPACE, "--no-progress"]
-        where += ["--conf", f"{_JVM}={self._profile.jvm}"]
-        command = [sys.executable, "-m", "pyspark_plainsong.pipeline.archive", "append", topic, *where]
-        begun_s = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return time.perf_counter() - begun_s
+        return str(target)
 
     # --- shared by all ---
 

@@ -87,6 +87,7 @@ def test_spark_is_compared_with_its_own_sources_and_sinks(report):
         "micro-batch": ["÷ rate source"],
         "visible": [],
         "archive": ["÷ copy"],
+        "archive, process": ["÷ copy"],
     }
 
 
