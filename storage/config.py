@@ -15,37 +15,39 @@ class StorageConfig:
 
     kind: str = choice(
         "leveldb",
-        "The store; hbase can be shared by several instances, memory loses everything when the daemon ends.",
+        "Where messages are stored. leveldb: in storage.data_dir. hbase: in HBase, which several instances can "
+        "share. memory: in memory only, so that everything is lost when the daemon ends.",
         "leveldb",
         "hbase",
         "memory",
     )
     data_dir: Path = path(  # noqa: RUF009 - declares a field, like its neighbours
         "data",
-        "The directory of the store, created if it does not exist; a relative path starts at the working directory.",
+        "Directory of the store, created if it does not exist; a relative path starts at the working directory.",
     )
     min_free_bytes: int = size(
         256 * MIB,
-        "Free disk space below which publishes get 503 low_space, while polls and cleaning continue.",
-        small="the disk fills up, and then there is no space even to delete",
-        large="publishes are refused while there is space",
+        "Minimum free disk space; below it publishes get 503 low_space, while polls and cleaning continue.",
+        small="the disk fills up until there is no space left even to delete",
+        large="publishes are refused although there is space",
         low=0,
         high=1024 * TIB,
     )
     write_buffer_bytes: int = size(
         32 * MIB,
         (
-            "How much LevelDB buffers in memory before it writes a sorted table; there are two buffers, for a moment "
-            "three."
+            "Memory of a LevelDB write buffer, which becomes a sorted table on disk when it is full; there are two "
+            "buffers, briefly three."
         ),
-        small="many small tables; either volumes are smaller, or publishes wait for merges",
+        small="many small tables; volumes are smaller too, or publishes wait for merges",
         large="more memory, longer bursts of writing, and a longer start after a crash",
         low=64 * KIB,
         high=1 * GIB,
     )
     volume_bytes: int = size(
         112 * MIB,
-        "Size of a volume: a database of messages that is dropped once all of them have expired; 3.5 write buffers.",
+        "Size at which a volume is complete. A volume is a database of messages that is dropped once all of them "
+        "have expired. By default 3.5 write buffers.",
         small="many volumes to open and close, each with several files",
         large="space is freed later; above 3.5 write buffers LevelDB merges its tables, and publishes wait for that",
         low=64 * KIB,
@@ -61,19 +63,19 @@ class StorageConfig:
     )
     inline_commit_s: float = seconds(
         0.002,
-        "The event loop writes small commits, and reads single rows of metadata, without waking a thread. After one "
-        "that took longer than this, threads do it for at least 10 times as long as it took. 0: threads do all of "
-        "it, which is best for a disk that may hang.",
-        small="on a disk that is slow at times the thread writes, and publishes wait up to half as long again",
-        large="polls and everything else wait for such writes again and again",
+        "How long a write by the event loop may take. The loop writes small commits, and reads single rows of "
+        "metadata, without waking a thread; after one that took longer, threads do this for at least 10 times as "
+        "long as it took. 0: threads always do it, which is best for a disk that may hang.",
+        small="on a disk that is slow at times, threads write, and a publish takes up to half as long again",
+        large="slow writes repeatedly stall polls and everything else",
         low=0.0,
         high=1.0,
     )
     max_clock_ahead_s: int = whole_seconds(
         0,
-        "How far the clock may be ahead of the newest time in the store at a start; beyond it the daemon does not "
+        "How far the clock may be ahead of the newest time in the store at startup; beyond it the daemon does not "
         "start. 0: no limit. A store that was not used for that long looks the same.",
-        small="a daemon that was stopped for longer does not start without help",
+        small="a daemon that was stopped for longer starts only with this setting at 0",
         large="a wrong clock makes messages expire, which cannot be undone",
         low=0,
         high=CENTURY_S,
@@ -81,17 +83,17 @@ class StorageConfig:
     scrub_interval_s: int = whole_seconds(
         7 * 86_400,
         (
-            "The time between two scrubs, which read and check every row; the first begins an hour after the start. 0: "
+            "Time between two scrubs, which read and check every row; the first begins an hour after startup. 0: "
             "only on request."
         ),
         small="the disk is read all the time",
-        large="damage is found only when the row is read, perhaps after its last backup was removed",
+        large="a damaged row is found only when a request reads it, perhaps after its last backup was removed",
         low=0,
         high=CENTURY_S,
     )
     scrub_bytes_per_s: int = size(
         4 * MIB,
-        "How much a scrub reads per second.",
+        "Maximum rate at which a scrub reads.",
         small="a scrub takes long, perhaps longer than its interval",
         large="a slow disk has less left for requests",
         low=1 * KIB,

@@ -165,7 +165,12 @@ _AT_LEAST = (
     # A compressed body and its decompressed form are in memory together.
     ("http.max_inflight_bytes", 2, "http.max_body_bytes", "the largest allowed body could never be accepted"),
     # A page and its encoded form are in memory together, and the last part of the budget is for small answers.
-    ("http.max_answer_bytes", 3, "topic.max_message_bytes", "the largest allowed message could hardly ever be read"),
+    (
+        "http.max_answer_bytes",
+        3,
+        "topic.max_message_bytes",
+        "the largest allowed message could rarely be read",
+    ),
     ("http.max_body_bytes", 1, "topic.max_message_bytes", "the largest allowed message would not fit into any body"),
     ("topic.mailbox_bytes", 1, "http.max_body_bytes", "the largest allowed body would not fit into any mailbox"),
     (
@@ -178,7 +183,7 @@ _AT_LEAST = (
         "deduplication.max_producers",
         1,
         "deduplication.max_long_producers",
-        "those with a long retention are included, so new ones could never replace any",
+        "producers with a long retention count too, and new ones could never replace any",
     ),
     ("transactions.max_timeout_s", 1, "transactions.timeout_s", "the default time-out would not be allowed"),
 )
@@ -204,7 +209,9 @@ def _provider_problems(config: Config, origins: Mapping[str, str]) -> list[Probl
     if len(given) in (0, len(names)):
         return []
     missing = " and ".join(name for name in names if name not in given)
-    return [Problem(origins[given[0]], f"{_shown(config, given[0])} without {missing}", "set all three, or none")]
+    return [
+        Problem(origins[given[0]], f"{_shown(config, given[0])} without {missing}", "set all three or none of them")
+    ]
 
 
 def _replication_problems(config: Config, origins: Mapping[str, str]) -> list[Problem]:
@@ -213,19 +220,38 @@ def _replication_problems(config: Config, origins: Mapping[str, str]) -> list[Pr
     found: list[Problem] = []
     if replication.to and config.storage.kind != "leveldb":
         what = f'replication.to needs storage.kind = "leveldb", and {_shown(config, "storage.kind")}'
-        found.append(Problem(_both(origin, origins["storage.kind"]), what, "HBase keeps replicas of its own"))
+        found.append(
+            Problem(
+                _both(origin, origins["storage.kind"]),
+                what,
+                "remove replication.to; HBase keeps its own replicas",
+            )
+        )
     if replication.backlog_bytes < 2 * replication.segment_bytes:
         what = _is_less(config, "replication.backlog_bytes", 2, "replication.segment_bytes")
-        found.append(Problem(origins["replication.backlog_bytes"], what, "leave one of them out"))
+        found.append(Problem(origins["replication.backlog_bytes"], what, "raise the first, or lower the second"))
     if 0 < replication.lease_s < MIN_LEASE_S:
         what = f"{_shown(config, 'replication.lease_s')} is below {MIN_LEASE_S:g}"
-        found.append(Problem(origins["replication.lease_s"], what, "with 0 a standby takes over by hand only"))
+        found.append(
+            Problem(
+                origins["replication.lease_s"], what, "raise it, or set 0, with which a standby takes over only by hand"
+            )
+        )
     if replication.role == "standby" and not replication.to:
         what = f"{_shown(config, 'replication.role')} without replication.to"
-        found.append(Problem(origins["replication.role"], what, "name the place that the primary writes to"))
+        found.append(Problem(origins["replication.role"], what, "set it to the URL that the primary has there"))
     if replication.standby == "expected" and replication.to.startswith("file:"):
-        what = f"{_shown(config, 'replication.standby')}, and a folder has no lease in which standbys could register"
-        found.append(Problem(_both(origin, origins["replication.standby"]), what, "leave it out"))
+        what = (
+            f"{_shown(config, 'replication.standby')} does not work with a folder as replication.to: it has no lease "
+            "in which a standby could register"
+        )
+        found.append(
+            Problem(
+                _both(origin, origins["replication.standby"]),
+                what,
+                "remove replication.standby, or use an object store",
+            )
+        )
     return found
 
 
@@ -239,7 +265,7 @@ def _too_soon(config: Config, origins: Mapping[str, str]) -> list[Problem]:
         Problem(
             _both(origins[name], origins["cluster.session_timeout_s"]),
             f"{_shown(config, name)} is less than {_shown(config, 'cluster.session_timeout_s')} and {TAKE_OVER_S:g} s",
-            f"at least {least_s:g}, or leave it out: until then, topics of an instance that died have no owner",
+            f"set at least {least_s:g}, or remove it: until then the topics of a dead instance have no owner",
         )
         for name in ("transactions.commit_deadline_s", "transactions.abort_deadline_s")
         if config.transactions.service == "embedded" and origins[name] != "default" and config.value(name) < least_s
@@ -317,7 +343,7 @@ def _cluster_problems(config: Config, origins: Mapping[str, str]) -> list[Proble
             Problem(
                 _both(origin, origins["storage.kind"]),
                 f'cluster.zookeeper needs storage.kind = "hbase", and {kind}',
-                "leave it empty for a single instance",
+                "leave cluster.zookeeper empty for a single instance",
             )
         )
     if cluster.zookeeper_tls and not cluster.zookeeper_ca:
@@ -326,7 +352,7 @@ def _cluster_problems(config: Config, origins: Mapping[str, str]) -> list[Proble
         what = "cluster.zookeeper_certificate and cluster.zookeeper_key need each other"
         found.append(Problem(origins["cluster.zookeeper_certificate"], what))
     if config.tls.certificate and not config.tls.client_ca:
-        hint = "name the authority that signs the certificates of instances"
+        hint = "set it to the file with the certificate authority of all instances"
         found.append(Problem(origin, "with cluster.zookeeper TLS needs tls.client_ca", hint))
     found += _too_soon(config, origins)
     name = "cluster.advertise" if cluster.advertise else "http.bind"
@@ -388,7 +414,7 @@ def _alone(config: Config) -> Iterator[str]:
     if config.storage.kind == "hbase":
         yield (
             "without cluster.zookeeper this instance assumes that no other daemon uses its tables: two such daemons "
-            "would take topics from each other, again and again"
+            "would keep taking topics from each other"
         )
 
 

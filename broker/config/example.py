@@ -25,7 +25,7 @@ _HEAD = """\
 #
 # Without --config no file is read. The environment overrides this file (http.bind is
 # PLAINSONG_HTTP__BIND, and PORT replaces its port only), and flags override the environment
-# (--set http.bind=127.0.0.1:8080). `plainsong config check` lists what is wrong, and
+# (--set http.bind=127.0.0.1:8080). `plainsong config check` lists mistakes, and
 # `plainsong config show --origin` where each value comes from. Sizes are bytes, or text
 # with a unit: "64 KiB", "64 MiB", "2 GiB".
 """

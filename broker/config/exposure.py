@@ -100,7 +100,7 @@ def _peers(config: Config) -> Iterator[Exposure]:
     if _peers_are_unproven(config) and "peers" not in waived_words(config):
         yield Exposure(
             'security.authentication = "required" and cluster.zookeeper without cluster.secret_file: any client '
-            "that connects could pose as another instance",
+            "could pose as another instance",
             f"set cluster.secret_file to the same secret on all instances; {_or_say(waived_words(config), ['peers'])}",
         )
 

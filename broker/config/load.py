@@ -19,8 +19,8 @@ PREFIX = "PLAINSONG_"
 _URL = re.compile(r"https?:")
 #: Settings of the previous version that have no effect any more, and the reason; the next version refuses them.
 RETIRED = {
-    "http.lane": "every HTTP/1.1 request is served in the same way",
-    "storage.compression": "LevelDB compresses each block that gets smaller by it",
+    "http.lane": "all HTTP/1.1 requests are served in the same way now",
+    "storage.compression": "LevelDB now compresses every block that gets smaller",
 }
 
 
@@ -92,11 +92,11 @@ class _Loading:
         try:
             tables = tomllib.loads(file.read_text(encoding="utf-8-sig"))
         except FileNotFoundError:
-            self.problems.append(Problem(origin, "there is no such file"))
+            self.problems.append(Problem(origin, "the file does not exist"))
         except OSError as error:
             self.problems.append(Problem(origin, f"cannot be read: {error.strerror}"))
         except UnicodeDecodeError as error:
-            self.problems.append(Problem(origin, f"is not UTF-8 text: byte {error.start}"))
+            self.problems.append(Problem(origin, f"is not UTF-8 text (byte {error.start})"))
         except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
             self.problems.append(Problem(origin, f"is not TOML: {error}"))
         else:
@@ -107,7 +107,11 @@ class _Loading:
         if section not in sections():
             self.problems.append(Problem(origin, f"unknown section [{section}]", nearest(section, sections())))
         elif not isinstance(table, dict):
-            self.problems.append(Problem(origin, f"{section!r} is a section", f"write [{section}] and its keys below"))
+            self.problems.append(
+                Problem(
+                    origin, f"{section!r} is a section", f"write [{section}] on a line of its own, and its keys below"
+                )
+            )
         else:
             for key, raw in table.items():
                 name = f"{section}.{key}"

@@ -71,7 +71,7 @@ def test_the_error_for_an_invalid_ensemble_names_the_setting(said):
             {"transactions.commit_deadline_s": 12},
             "commit_deadline_s = 12 is less than cluster.session_timeout_s = 10 and",
         ),
-        ({"transactions.abort_deadline_s": 15, "cluster.session_timeout_s": 20}, "at least 23, or leave it out"),
+        ({"transactions.abort_deadline_s": 15, "cluster.session_timeout_s": 20}, "at least 23, or remove it"),
     ],
 )
 def test_invalid_settings_of_a_cluster_are_refused(flags, says):

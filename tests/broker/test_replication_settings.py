@@ -25,7 +25,7 @@ def test_without_a_place_there_is_no_second_copy():
 def test_only_the_store_on_this_disk_has_a_second_copy(kind):
     with pytest.raises(ConfigError, match="leveldb") as refused:
         load_config(None, {}, {"replication.to": "s3://bucket/x", "storage.kind": kind})
-    assert "HBase keeps replicas" in refused.value.problems[0].hint
+    assert "HBase keeps its own replicas" in refused.value.problems[0].hint
 
 
 def test_a_backlog_holds_two_segments_at_least():
@@ -46,7 +46,7 @@ def test_a_lease_has_a_time_or_none(lease_s):
 
 
 def test_a_folder_has_no_lease_so_no_standby_can_be_expected():
-    with pytest.raises(ConfigError, match="a folder has no lease"):
+    with pytest.raises(ConfigError, match="it has no lease"):
         loaded(to="file:/somewhere", standby="expected")
     assert loaded(to="s3://bucket/x", standby="expected").replication.standby == "expected"
 
