@@ -60,12 +60,12 @@ LATE_BASES = 2
 def open_objects(url: str, timeout_s: float) -> Objects:
     """Return the objects below a URL. Raises StoreUnusable: it cannot be used, or the library is not installed."""
     with _needs_library():
-        from storage.replication.object_store import ObjectStore  # here, since it is an extra
+        from storage.replication.object_store import ObjectStore  # here, since it needs an optional package
     return ObjectStore.open(url, timeout_s=timeout_s)
 
 
 def open_for_backups(url: str, timeout_s: float) -> BlockingObjects:
-    """Return what ``open_objects`` does, with blocking calls, for a command without an event loop."""
+    """Like ``open_objects``, but with blocking calls, for a command without an event loop."""
     with _needs_library():
         from storage.replication.object_store import open_blocking
     return open_blocking(url, timeout_s=timeout_s, repeats=True)
@@ -119,7 +119,7 @@ async def second_copy(
       switching: if it is set at the end, end the log cleanly for a standby.
     Raises:
       StoreUnusable, StoreError: the object store cannot be used, or does not answer.
-      StorageFailed: the log does not belong to this directory; see ``SecondCopy.begin``, and ``run`` later.
+      StorageFailed: the log does not belong to this directory; see ``SecondCopy.begin`` and ``SecondCopy.run``.
     """
     if outbox is None:
         yield None
@@ -160,7 +160,7 @@ async def second_copy(
 
 
 def _extend(scope: trio.CancelScope, seconds: float) -> None:
-    """Let a start last: the object store answers."""
+    """Extend the time limit of a start, because the object store has answered."""
     scope.deadline = trio.current_time() + seconds
 
 

@@ -95,7 +95,7 @@ class Credentials:
             try:
                 self._token = _read_token(self._token_file)
             except InvalidParameter:
-                return False  # it is being replaced, or has gone: the 401 says enough
+                return False  # it is missing or being replaced: the caller gets the 401
         return self._token != refused
 
     def tls_context(self) -> ssl.SSLContext:
@@ -158,7 +158,7 @@ def _is_private(url: str) -> bool:
 
 def _read_token(file: File) -> str:
     try:
-        text = Path(file).read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+        text = Path(file).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameter(f"the token file cannot be read: {error}") from error
     return _checked_token(text, str(file)) or ""

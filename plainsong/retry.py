@@ -205,7 +205,7 @@ def _problem_of(answer: Answer) -> PlainsongError | None:
 OWNER_HEADER = "plainsong-owner"
 
 
-#: The most owners to cache. One more clears the cache: responses name them again.
+#: The most owners to cache. One more clears the cache, which later responses fill again.
 MAX_OWNERS = 4096
 
 

@@ -5,8 +5,8 @@ A rebalance raises or lowers the number of slices in which this instance takes p
 entered, undrained   0 ─► 1 ─► … ─► 64      before the next step, the others release what is ours now, and we open it
 leaving, drained    64 ─► … ─► 0            before the next step, the next owners open what was ours
 
-All is done in a single step if no other instance can take or give, and when the time for a shutdown is up
-(``broker.cluster.join``).
+A rebalance is a single step if there is no other instance to take or give topics, or if the time limit of a shutdown
+has passed (``broker.cluster.join``).
 """
 
 from __future__ import annotations

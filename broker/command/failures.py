@@ -24,8 +24,8 @@ CONTINUES = "run it again: it continues where it stopped"
 def reported(again: str = "") -> Iterator[None]:
     """Turn an error of a file or a store, alone or in a group, into CommandFailed.
 
-    Other errors that end a command (the daemon's, standard output's, Ctrl-C) are raised without their group; bugs with
-    it.
+    Other errors that end a command (the daemon's, standard output's, Ctrl-C) are taken out of their group and raised.
+    Bugs are raised unchanged, so that the traceback shows the whole group.
 
     Args:
       again: the hint for a store that does not answer, if the error has none of its own.

@@ -45,7 +45,7 @@ class FrontForwarding:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        #: Number of publishes in progress; a single one has no other to share a write with.
+        #: Number of publishes in progress. A single one is sent at once, since no other can share its write.
         self._publishing = 0
 
     def endpoints(self, tasks: RequestTasks) -> tuple[Endpoint, ...]:
@@ -64,7 +64,7 @@ class FrontForwarding:
         return FrontStream(open_channel, _OWNER, namespace, topic, reservation)
 
     def count(self, route: str, status: int, seconds: float, requests: int = 1, /) -> None:
-        """Have the owning process count an answer of this process; here answers are counted one at a time."""
+        """Have the owning process count one answer of this process."""
         del requests
         self._link.notify("counted", [route, status, seconds])
 

@@ -74,7 +74,7 @@ class State(IntEnum):
 
 
 class Input(Enum):
-    """What is left to read from a connection, as far as epoll and earlier reads have shown."""
+    """The unread input of a connection, according to epoll and earlier reads."""
 
     NOTHING = "nothing"
     SOME = "some"
@@ -92,7 +92,7 @@ class Owner(Protocol):
 
     @property
     def is_reading(self) -> bool:
-        """True if a request is being answered whose answer depends on the client's presence, and its body was read."""
+        """True if a request whose body was read is being answered, and the answer depends on the client's presence."""
 
     def gathered(self) -> None:
         """Stop waiting for the rest of a body without the task."""
@@ -140,10 +140,10 @@ class Connection:
         #: The task that sleeps in ``_sleep``.
         self._task: trio.lowlevel.Task | None = None
         self._unsent = memoryview(b"")
-        #: Set here only. Data that was read along with the end of the handshake triggers no edge.
+        #: A TLS connection begins with SOME: data that was read with the end of the handshake triggers no edge.
         self.input = Input.SOME if isinstance(sock, TlsSocket) else Input.NOTHING
         self.state = State.AWAKE
-        #: True if its scope was cancelled while it rested: all its answers are in the kernel's hands.
+        #: True if its scope was cancelled while it rested: all its answers have been written to the socket.
         self.was_resting = False
         #: Encloses all work for the connection; cancelling it ends the connection.
         self.scope = trio.CancelScope()
@@ -383,7 +383,7 @@ class Connection:
                 await self.receive()
 
     def end_on_close(self, send_timeout_s: float) -> None:
-        """Let the kernel deliver after a close what it holds for the client, for ``send_timeout_s`` at most."""
+        """Let the kernel deliver its buffered data after the close, for ``send_timeout_s`` at most."""
         with suppress(OSError):  # such as ENOTCONN, or a Unix socket, which has no such option
             self._sock.shutdown(socket.SHUT_WR)
             sent_by_ms = struct.pack("I", max(1, int(min(send_timeout_s, MAX_USER_TIMEOUT_S) * 1000)))

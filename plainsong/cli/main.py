@@ -341,14 +341,14 @@ def _open_streams() -> None:
 
 def main() -> None:
     """Runs the program and ends the process."""
-    # Modules consist of thousands of objects, none of them garbage: collections while they are loaded and, several
-    # times over, at exit took a third of the processor time of a daemon's start and stop.
+    # Loaded modules are thousands of objects, none of them garbage. Collections, while modules are loaded and several
+    # times at exit, took a third of the processor time of a daemon's start and stop.
     gc.disable()
     _open_streams()
     if signal.getsignal(signal.SIGINT) is quit_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        # The kernel ignores it for the first process of a container, unless that has a handler.
+        # The kernel does not deliver SIGTERM to a container's first process unless that has a handler for it.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = run(program, sys.argv[1:], "plainsong")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -203,7 +203,7 @@ def recover(database: Engine | str, client: Client) -> Recovery:
       client: a client of the daemon that decided them.
     Raises:
       SqlUnusable: the database cannot prepare transactions. SqlUnavailable: the database cannot be reached.
-        PlainsongError: the daemon cannot. Transactions finished before stay finished; call it again.
+        PlainsongError: the daemon cannot be reached. Transactions finished before stay finished; call it again.
     """
     if isinstance(database, Engine):
         return _recover(database, client)
@@ -220,7 +220,7 @@ def _engine_of(url: str) -> Engine:
         parsed = make_url(url)
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
-        check_backend(parsed.get_backend_name())  # before the search for its driver
+        check_backend(parsed.get_backend_name())  # raises a clearer error than a missing driver
         return create_engine(parsed, poolclass=NullPool)
     except ModuleNotFoundError as missing:
         raise without_driver(SqlUnusable, missing) from missing

@@ -135,7 +135,7 @@ class Lease:
         self._renewed_s = clock()
 
     def check(self) -> None:
-        """See ``Hold``. The lease must have the highest number, and be so recent that it is not stale for others."""
+        """See ``Hold``. The lease must have the highest number, and have been renewed too recently to look stale."""
         if self._clock() - self._renewed_s > STALE_S / 2:
             raise self._lost("it was not renewed in time")
         self._give_way()

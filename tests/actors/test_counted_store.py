@@ -106,7 +106,7 @@ class Writing:
 
 
 async def idle():
-    """Return once no task can continue without the object store, as far as can be seen while threads run."""
+    """Wait until all tasks are blocked, three times in a row, since a thread may still wake one of them."""
     for _ in range(3):
         await trio.testing.wait_all_tasks_blocked(0.02)
 

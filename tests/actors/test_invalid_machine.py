@@ -1,4 +1,4 @@
-"""No schedule of crashes, cleaning and pruning shows a message of an undecided or lost transaction, or loses one.
+"""No schedule of crashes, cleaning and pruning shows an undecided or lost transaction, or loses a committed message.
 
 Topic actors, the transaction service, the janitor and its pass run on a disk that tears commits at any row and loses
 power at any call. A reader of committed messages always

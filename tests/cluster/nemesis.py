@@ -247,7 +247,7 @@ async def region_server_freezes(attack: Attack) -> None:
     await trio.to_thread.run_sync(hbase.expire, name)
     await attack.works_on()
     process.send_signal(signal.SIGCONT)
-    # HBase answers that it counts as dead, and it exits.
+    # HBase tells the server that it counts as dead, and the server exits.
     await trio.to_thread.run_sync(process.wait, attack.stage.quiet_s)
     await _start_again(attack, name)
 

@@ -1,4 +1,4 @@
-"""The data source with things happening to it: in a task after its first stored batch, around a commit.
+"""The data source with faults injected: in a task after its first stored batch, and before or after a commit.
 
 The option ``disturb`` is JSON of a ``Disturbance``; the source is registered by value, so that it need not be
 installed where tasks run.
@@ -40,13 +40,13 @@ class Disturbance:
     """``raise``, ``kill`` (the driver's JVM) or ``wait``."""
     after_commit: str = ""
     batch: int | None = None
-    """The only micro-batch that anything happens to; None: to all."""
+    """The only micro-batch with faults; None: all of them."""
 
     def option(self) -> str:
         return json.dumps(asdict(self))
 
     def in_task(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches; when the second one is asked for, the first is stored."""
+        """Yield the batches. The fault is injected when the second one is requested, so the first is stored by then."""
         context = TaskContext.get()
         assert context is not None
         batch = context.getLocalProperty("streaming.sql.batchId")
@@ -56,7 +56,7 @@ class Disturbance:
             if number == 1 and here and hit:
                 self.happen(self.task)
             elif number == 1 and here and self.task == "wait":
-                self.wait_for("reached")  # a copy of the task must not be ahead of it
+                self.wait_for("reached")  # a speculative copy of the task must not overtake it
                 (Path(self.folder) / "copied").touch()
             yield each
 
@@ -75,7 +75,7 @@ class Disturbance:
                 return  # once is enough
             (Path(self.folder) / "killed").touch()
             os.kill(jvm, signal.SIGKILL)
-            time.sleep(_PATIENCE_S)  # it comes soon enough
+            time.sleep(_PATIENCE_S)  # until the signal ends this process
         if what == "wait":
             (Path(self.folder) / "reached").touch()
             self.wait_for("go")
@@ -90,9 +90,10 @@ class Disturbance:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the source known to the session, and the session the one that sources are looked up in.
+    """Register the source in the session, and make this session the active one, where Spark looks sources up.
 
-    A stream works in a copy of its session, which has the sources of its own start, and may leave that the active one.
+    A stream runs in a copy of its session, with the sources registered when it started, and that copy may still be the
+    active session.
     """
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     spark.dataSource.register(DisturbedSource)

@@ -88,7 +88,7 @@ class Looked(NamedTuple):
     span: Span
     view: View | None
     mark: int
-    """``Holds.mark`` from before both."""
+    """``Holds.mark``, read before span and view were taken."""
 
 
 @dataclass(slots=True)
@@ -369,7 +369,7 @@ class Polling:
         """Return a page with messages; an empty one after the deadline, or when waiting cannot help.
 
         Args:
-          looked: where to read first; None: asks the topic.
+          looked: the first span and view to read; None: ask the topic.
           deadline_s: on trio's clock; None: do not wait.
           returns_held: also return an empty page that is held by a pointer other than ``unless_held_by``.
         """
@@ -518,7 +518,7 @@ def _events_of(name: TopicName, options: PageOptions | None) -> Callable[[Page],
 
 def _pieces(codec: Codec, options: PageOptions | None, page: Page) -> Iterator[bytes]:
     if not codec.bounded and page.payload_bytes <= JOINED_BYTES:
-        return iter((codec.encode_page(page),))  # a join, and the only one
+        return iter((codec.encode_page(page),))  # joined here only: joining a single piece again copies nothing
     return codec.page_pieces(page) if options is None else codec.page_pieces(page, options)
 
 
@@ -561,7 +561,7 @@ def bound_after(found: Found) -> bytes:
 MAX_SNAPSHOT_BYTES = 16 << 20
 
 
-#: ``Look.undecided`` for all of them.
+#: A value of ``Look.undecided`` that asks for all undecided pointers.
 EVERY_POINTER = 1 << 62
 
 

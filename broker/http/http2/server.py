@@ -93,8 +93,9 @@ class Http2Connection:
         self._head_due_s = trio.current_time() + server.settings.header_timeout_s if server.guard.required else inf
         #: Covers each read.
         self._reading = trio.CancelScope()
-        #: True while no request is unanswered; an event that is set then.
+        #: True while no request is unanswered.
         self._idle = True
+        #: Set when the last request of a half-closed client is answered.
         self._answered = trio.Event()
         self._closing = False
         self._sending_end = SendingEnd()
@@ -163,7 +164,7 @@ class Http2Connection:
         await self._protocol.handle(Closed())
 
     async def _received(self) -> bytes | None:
-        """Return what arrives next, empty at the end; None: time is up, or the connection is broken."""
+        """Return the next input, empty at its end; None if the read timed out or the connection is broken."""
         with self._reading:
             try:
                 return bytes(await self._stream.receive_some(RECEIVE_BYTES))
@@ -174,7 +175,7 @@ class Http2Connection:
         return None
 
     def _set_deadline(self) -> None:
-        """Set the time-out of reads: only an idle connection has one, and one that is being closed."""
+        """Set the time-out of reads. Without requests in progress it is the idle time-out; otherwise there is none."""
         if not self._closing:
             idle_s = BRIEF_LINGER_S if self._server.context.terminated.is_set() else self._server.settings.keep_alive_s
             due_s = min(trio.current_time() + idle_s, self._head_due_s)

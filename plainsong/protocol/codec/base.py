@@ -122,7 +122,7 @@ class Codec(Protocol):
         """Yield the answer in pieces of about ``PIECE_BYTES``, encoded lazily; pieces may be empty."""
         ...
 
-    # The client's side. A rollback sends ``encode_publish_response``'s bytes back, unread.
+    # The client's side. A rollback sends the bytes of ``encode_publish_response`` back unchanged.
 
     def encode_publish(self, request: PublishRequest) -> bytes:
         """The body of publish and store."""

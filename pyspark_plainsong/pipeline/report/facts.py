@@ -62,11 +62,11 @@ class Report:
 
 # --- time range ------------------------------------------------------------------------------------
 #
-# Rates are of the steps, sizes of the moments between them.
+# A rate belongs to a step, a size to the moment between two steps.
 
-#: Steps by default, at most: a plot shows no more.
+#: The default number of steps is at most this: a plot shows no more.
 STEPS = 120
-#: Steps at most: the figures of each are in memory.
+#: Maximum number of steps: the figures of each are in memory.
 MAX_STEPS = 10_000
 _NICE_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
 

@@ -41,7 +41,7 @@ async def rows_of(store):
 
 
 async def write_anything(store, random, at):
-    """Make a random change to a store; ``at`` is the number of the next message. Returns that after the change."""
+    """Make a random change to a store. ``at`` is the number of the next message; return its value after the change."""
     claim, kind = await store.claim(NAME), random.randrange(10)
     if kind < 5 or not at:
         count = random.choice([1, 1, 1, 2, 40])
