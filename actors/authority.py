@@ -47,7 +47,7 @@ async def keep_authority(store: Store, chosen: str) -> None:
             await _keep(store, chosen)
             return
         except (Deposed, StoreConflict):
-            continue  # another instance starts at the same time: read what it has written
+            continue  # another instance is starting at the same time: read its row
     await _keep(store, chosen)
 
 

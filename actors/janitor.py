@@ -100,7 +100,7 @@ class Janitor:
                 break
             start = rows[-1][0] + b"\x00"
         for name in self._first_keys.keys() - seen:
-            del self._first_keys[name]  # the topic is gone, or has another owner now
+            del self._first_keys[name]  # the topic was removed, or has another owner now
         self.rounds += 1
         return removed
 

@@ -36,7 +36,7 @@ class KeptChunk:
     __slots__ = ("_chunk", "count", "first", "is_ahead", "last_id", "next_id", "next_size", "since", "wire")
 
     def __init__(self, paging: Paging, page: Page, *, is_ahead: bool) -> None:
-        assert page.last_id is not None  # it has messages
+        assert page.last_id is not None  # the page has messages
         self.wire = page.parts[0] if len(page.parts) == 1 else b"".join(page.parts)
         self.count = page.count
         self.since = paging.span.start
@@ -129,7 +129,7 @@ class KeptChunks:
         if at >= 0 and (other := self._chunks[prefix, firsts[at]]).last_id > kept.last_id:
             if other.first == kept.first:
                 other.since = min(other.since, kept.since)
-            return 0  # it has all of them
+            return 0  # the other chunk has all of its messages
         at = bisect_left(firsts, kept.first)
         while at < len(firsts) and (other := self._chunks[prefix, firsts[at]]).last_id <= kept.last_id:
             if other.first == kept.first:

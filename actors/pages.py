@@ -202,7 +202,7 @@ class Pages:
         if kept is None:
             return None
         page = paging.page()
-        assert page.last_id is not None  # it has messages
+        assert page.last_id is not None  # the page has messages
         if kept.is_ahead and page.payload_bytes < LARGE_BYTES and kept.is_nearly_read(page.last_id):
             self._begin(cache, replace(span, since=after(kept.last_id)), AHEAD, cache.budget.kept.turn)
         return page
@@ -215,7 +215,7 @@ class Pages:
           arrived_s: when it was requested.
           turn: the value of ``KeptChunks.turn`` when the span was made.
         """
-        assert page.last_id is not None  # it has messages
+        assert page.last_id is not None  # the page has messages
         following = replace(span, since=after(page.last_id))
         ended_s = self._ends.forget((span.prefix, span.start))
         self._ends.add((span.prefix, following.start), self._clock())

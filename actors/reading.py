@@ -97,7 +97,7 @@ async def _walk_to_damage(store: Store, paging: Paging) -> None:
 
 
 async def _feed_to_damage(store: Store, table: Table, start: bytes, stop: bytes, feed: Callable[[Rows], bool]) -> None:
-    """Scan again, from chunks of one row on, after each failure: a chunk that fails delivers none of its rows."""
+    """Scan, with a first chunk of one row, and again after each failure: a chunk that fails delivers no row."""
 
     def fed(rows: Sequence[Row]) -> bool:
         nonlocal start
@@ -144,7 +144,7 @@ def feed_kept(cache: TopicCache, span: Span, paging: Paging) -> KeptChunk | None
             paging.feed_part(kept.wire, kept.count, kept.last_id)
         elif not feed_chunk(kept.chunk, rest, paging):
             break
-        rest = replace(span, since=after(kept.last_id))  # the next one may begin before this one ends
+        rest = replace(span, since=after(kept.last_id))  # chunks may overlap
     if last is not None and not paging.done and last.next_id:
         paging.end_before(last.next_id, last.next_size)
     return last if paging.done else None

@@ -118,7 +118,7 @@ class Replica:
         """Record a failure; return the pause before the next request, in seconds."""
         self._why = error.detail
         pause_s = self._backoff.failed()
-        if self._backoff.failures == len(PAUSES_S):  # fewer failures are normal while it moves
+        if self._backoff.failures == len(PAUSES_S):  # fewer failures are normal while the service moves
             log.warning("transaction service not reached", extra={"why": error.detail})
         return pause_s
 
@@ -145,7 +145,7 @@ class Replica:
             try:
                 if await self._sync_once():
                     return
-                until_s = trio.current_time() + PATIENCE_S  # it has only just moved
+                until_s = trio.current_time() + PATIENCE_S  # the service has only just moved
                 continue
             except (NoOwner, TransactionsUnavailable) as error:
                 self._why = error.detail
@@ -295,7 +295,7 @@ class RoutedTransactions:
             nursery.start_soon(self.replica.run)
             nursery.start_soon(self._announce, on_known)
             while not (self._is_ours() or self._closing):
-                with trio.move_on_after(PAUSES_S[-1]):  # a pause may be over without a change of the view
+                with trio.move_on_after(PAUSES_S[-1]):  # a pause may end without a change of the view
                     await self._changed.wait()
             nursery.cancel_scope.cancel()
 
@@ -356,7 +356,7 @@ class RoutedTransactions:
                 await self.home.fresh()
                 return
             except NoOwner:
-                pass  # it has just moved
+                pass  # the service has just moved
         await self.replica.fresh()
         if self.home is not None:
             await self.home.fresh()

@@ -49,7 +49,7 @@ class ReplicaServer:
 
     async def _check(self) -> None:
         core, claim = self._here(), self._actor.claim
-        assert claim is not None  # there is a core
+        assert claim is not None  # a loaded actor has a claim
         try:
             await self._store.check(claim)
         except Deposed:

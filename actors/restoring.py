@@ -419,7 +419,7 @@ class RestoredStore(SpawnsWrites):
             if topic.line is None:
                 return value
             if kind == HIGH_WATER:
-                return None  # it counts messages that are left out
+                return None  # the mark counts messages that are left out
             if kind == PRODUCER:
                 return _producer_up_to(parse_system_key(key).rest.decode("utf-8", "replace"), value, topic.line)
         except DamagedRow:
@@ -620,7 +620,7 @@ def _says_restored(state: TopicState, rows: list[Row]) -> list[Row]:
     assert state.metadata is not None
     end, chain = state.metadata.chain_end, state.chain
     if end is not None and chain is not None and chain.position < end.position:
-        end = None  # it is after the line
+        end = None  # the end of the chain is after the line
     metadata = replace(state.metadata, restored=state.watermark or bytes(POSITION_BYTES), chain_end=end)
     key = metadata_key(state.name)
     return sorted((row_key, metadata.encode() if row_key == key else value) for row_key, value in rows)

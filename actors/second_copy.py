@@ -308,7 +308,7 @@ class SecondCopy:
     def status(self) -> CopyStatus:
         """The current state."""
         reign, record, under_way = self._reign, self._file.record, list(self._under_way.values())
-        assert reign is not None  # it has begun
+        assert reign is not None  # the copy has begun
         last, counted = self._outbox.last, reign.counted
         logged = reign.logged if counted is None else counted
         oldest_ms = min((each.batches[0].time_ms for each in under_way), default=self._outbox.oldest_ms)
@@ -437,7 +437,7 @@ class SecondCopy:
 
     @property
     def _now(self) -> Reign:
-        assert self._reign is not None  # it has begun
+        assert self._reign is not None  # the copy has begun
         return self._reign
 
     # --- the directory's record ------------------------------------------------------------------

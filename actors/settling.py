@@ -238,7 +238,7 @@ async def _roll_back(store: Store, restored: _Restored, name: TopicName) -> int:
         try:
             _, generation, pointer = parse_pointer_key(key)
         except DamagedRow:
-            continue  # as at every load
+            continue  # a load skips such a row, too
         if not restored.is_undone(pointer):
             continue
         count += 1
@@ -260,7 +260,7 @@ def _range_of(prefix: bytes, pointer: int, value: bytes) -> tuple[bytes, bytes]:
     except DamagedRow:
         return prefix, stop_after(prefix)
     if not pending.runs:
-        return prefix, prefix  # nothing is published under it
+        return prefix, prefix  # nothing is published under the pointer
     return prefix + pending.runs[0].first, prefix + pending.runs[-1].last + b"\x00"
 
 

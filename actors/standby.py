@@ -423,7 +423,7 @@ class Standby:
 
     async def _read_ahead(self, place: Place) -> Sequence[bytes | None]:
         """Read the next objects of an epoch, at least one; None for each that was missing. Raises StoreError."""
-        ahead, self._ahead = self._ahead, ReadAhead()  # after an error, one is read
+        ahead, self._ahead = self._ahead, ReadAhead()  # if this read fails, the next one reads a single object
         found = await read_all(self._objects.get, ahead.names(place))
         objects = [None if each is None else each.data for each in found]
         ahead.took(objects)

@@ -255,7 +255,7 @@ class ForeignTephra:
         for pointer in self._pointers.undecided():
             standing = _standing(known, pointer)
             if standing == "committed":
-                if not self._pointers.busy((pointer,)):  # else the next refresh finds it
+                if not self._pointers.busy((pointer,)):  # otherwise the next refresh notifies them
                     decided.append(pointer)
             elif standing == "invalid" and (before is None or pointer not in before.invalids):
                 self._pointers.wake(pointer)

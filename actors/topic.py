@@ -160,7 +160,7 @@ class TopicActor(Actor[TopicCore, Step]):
         else:
             is_plain = self._mailbox.is_empty
         if not is_plain or self.name in self._environment.pointers.decided_topics:
-            return None  # a step applies them first
+            return None  # a step must apply the changes first
         return core.look_now(look, self._now())
 
     def _shows_before(self, turn: Turn[Step]) -> bool:
@@ -193,7 +193,7 @@ class TopicActor(Actor[TopicCore, Step]):
             now = self._now()
             answers: Answers = []
             for ticket in self._ready(core, self._mailbox.take(self._commit_requests, self._commit_bytes)):
-                if isinstance(ticket.ask, Look):  # the others were refused
+                if isinstance(ticket.ask, Look):  # all other requests were refused
                     answers += core.look_in_turn(ticket, ticket.ask, now)
             complete_all(answers)
         self._mailbox.refuse(refusal)

@@ -251,8 +251,8 @@ class TransactionService(LedgerReads):
         """Ask without waiting; call only once it ``has_loaded``.
 
         Args:
-          settled, prepare: see ``Ticket``. An answer that only begins a detour is prepared too, but never given.
-          Raises what ``Mailbox.put`` raises.
+          settled, prepare: see ``Ticket``. ``prepare`` is also called with answers that are not final, and not given.
+        Raises what ``Mailbox.put`` raises.
         """
         self._mailbox.put(Ticket(ask, settled, prepare), wake=False)
         self._run_queue.wake_for(self._actor)

@@ -80,7 +80,7 @@ class RawCalls:
 
 @contextmanager
 def raw_calls(address: tuple[str, int]) -> Iterator[RawCalls]:
-    """Run a process that calls the gateway at ``address``; end it with the block."""
+    """Run a process that calls the gateway at ``address``; stop it at the end of the block."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs, address), daemon=True)
@@ -107,7 +107,7 @@ def _serve(pipe: Connection, address: tuple[str, int]) -> None:
 
 
 class _Calls:
-    """The measurements; each method is one and runs in a new event loop."""
+    """The measurements. Each public method is one measurement, and runs in its own event loop."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address

@@ -167,7 +167,7 @@ class Attention:
         try:
             figures = await embedded.listed("in_progress", MAX_ITEMS)
         except PlainsongError:
-            return []  # it is unavailable, or moving
+            return []  # the service is unavailable, or moving
         old_ms = self._clock.now_ms() - OLD_TRANSACTION_MS
         return [
             Finding(

@@ -156,7 +156,7 @@ class Audit:
         HTTP cannot change them, but an earlier version allowed it to any client while authentication was off.
         Raises PlainsongError.
         """
-        with suppress(Conflict):  # it exists with other properties
+        with suppress(Conflict):  # the topic exists with other properties
             await self._ask(AUDIT, Create(PROPERTIES, if_not_exists=True))
             return
         found = (await self._ask(AUDIT, Describe())).metadata

@@ -107,7 +107,7 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
 
 
 async def _take_over_and_run(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> bool:
-    """Follow, and serve once this process has taken over. Returns what ``_run`` does; False if it has not."""
+    """Follow, and serve once this process has taken over. Returns the result of ``_run``; False if it did not serve."""
     async with trio.open_nursery() as holding:
         is_primary = await _follow(config, announce, holding)
         follows_next = is_primary and await _run(config, announce, testing)
@@ -257,7 +257,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
 
 
 async def _verify_address(daemon: Daemon, name: str, address: str) -> None:
-    assert daemon.cluster is not None  # it has a membership
+    assert daemon.cluster is not None  # only members of a cluster have an address to verify
     await verify_advertised_address(name, address, daemon.cluster.links.dial, secret=daemon.cluster.secret)
 
 

@@ -1,4 +1,4 @@
-"""Plainsong's client library: publish, read and run transactions. It imports ``protocol`` and never the daemon.
+"""Plainsong's client library: publish, read and run transactions. It never imports the daemon.
 
 with plainsong.Client() as client:
     client.create_topic("orders", if_not_exists=True)
@@ -134,7 +134,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"plainsong.{name}")
     if name == "__version__":
-        # Lazy like the rest: code on Spark's executors has only the frames.
+        # Imported on first use like the rest: Spark's executors may lack this module.
         return import_module("plainsong.protocol.version").VERSION
     home = _HOMES.get(name)
     if home is None:

@@ -267,7 +267,7 @@ class PublisherQueue(Generic[S]):
 
     def put(self, topic: str, entry: Entry[S], now_s: float) -> bool | None:
         """Takes a message; None when the buffer has no room, True if a worker must be woken."""
-        assert not isinstance(entry, Whole)  # a producer's
+        assert not isinstance(entry, Whole)  # only producers send these
         size = len(entry.payload) + ITEM_BYTES
         if self.pending_bytes + size > self.bounds.max_pending_bytes:
             return None

@@ -110,7 +110,7 @@ class BatchReader(DataSourceReader):
             return replace(part, end=max(part.end, end), isolation=subscription.isolation)
         except BrokerError as error:
             if error.code == "topic_not_found":
-                return part  # whose read reports the loss
+                return part  # reading it reports the loss
             raise self._hinted(error) from error
 
     def _later(self, partition: LaterTopics) -> Iterator[TopicRange]:
@@ -195,7 +195,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
           BrokerError: the daemon does not answer, or refuses. It waits for a transaction service that is not available.
           DataLoss: with failOnDataLoss.
         """
-        if self._targets is None:  # which were looked for with one isolation
+        if self._targets is None:  # targets were found with one isolation, which must stay
             self._subscription.ask_again()
         known = from_offset(self._namespace, start)
         deadline_s = time.monotonic() + STREAM_PATIENCE_S

@@ -108,7 +108,7 @@ class BatchWriter(DataSourceArrowWriter):
         try:
             won = winners(task for task in messages if isinstance(task, TaskStored))
         except MixedGenerations:
-            return  # the commit raised the same
+            return  # the commit raised this error already
         with closing(self._connection.calls()) as calls:
             if self._pointer is not None:
                 self._roll_back(calls, won, self._pointer)

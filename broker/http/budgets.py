@@ -104,7 +104,7 @@ class BodyBudget:
         """Ensure that ``asking`` may grow to ``size`` bytes. Raises Overloaded: there is no room."""
         others = self.reserved_bytes - asking.reserved_bytes
         bound = self.max_bytes
-        if size > SMALL_BODY_BYTES and others:  # without others, a body and its decompressed form may use all
+        if size > SMALL_BODY_BYTES and others:  # a body alone may use the whole budget, with its decompressed form
             bound -= self.max_bytes // LAST_PART
         missing_bytes = others + size - bound
         if missing_bytes > 0 and not self._take(asking, missing_bytes):
@@ -494,7 +494,7 @@ class AnswerBudget:
         if not self.reserved_bytes:
             return max(least, min(most, self.max_bytes))
         if self._large and least <= SMALL_BYTES:
-            return least  # it is granted before the large ones that wait, so it stays small
+            return least  # granted before large answers that wait, so it stays small
         return min(most, max(least, (self._most_large_bytes - self.reserved_bytes) // SHARE))
 
     def take_now(self, least: int, most: int) -> int:
@@ -542,7 +542,7 @@ class AnswerBudget:
         finally:
             if not waiting.taken:
                 queue.remove(waiting)
-                self._grant()  # those queued after it may fit
+                self._grant()  # answers queued after this one may fit
         if not waiting.taken:
             raise self.refusal()
         return waiting.taken

@@ -139,7 +139,7 @@ class Gate:
         try:
             with exchange.reservation:
                 await self._pass(exchange, scope, receive, send)
-            if exchange.is_last and scope["http_version"] >= "2":  # there is no header for it
+            if exchange.is_last and scope["http_version"] >= "2":  # HTTP/2 has no header that announces the last answer
                 await trio.sleep(LAST_ANSWER_S)
                 exchange.cut()
         finally:

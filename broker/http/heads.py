@@ -281,7 +281,7 @@ def plain_head(data: bytes) -> PlainHead:
         raise HeadRefused(501)
     target, authority = _parts_of_target(bytes(request.target), method)
     pairs = [(bytes(name), bytes(value)) for name, value in request.headers]
-    if authority is not None:  # it counts, whatever Host says (RFC 9112, section 3.2.2)
+    if authority is not None:  # the target's authority replaces Host (RFC 9112, section 3.2.2)
         pairs = [(b"host", authority), *(pair for pair in pairs if pair[0] != b"host")]
     headers = dict(pairs)
     length = CHUNKED if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))

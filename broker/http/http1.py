@@ -500,7 +500,7 @@ class Http1:
 
     async def _send_made(self, answer: Answer, *, keep: bool) -> None:
         head, request, room = self._last.head, self._request, self._connection.room
-        assert head is not None  # it has been answered
+        assert head is not None  # the request has been answered
         assert request is not None
         try:
             answer = await ready(answer, request, self._parts.settings.gzip_min_bytes)
@@ -608,7 +608,7 @@ class Http1:
             if ends_connection(error):
                 body.give_up()
             else:
-                body.drop_pending()  # the rest of it is not read
+                body.drop_pending()  # the rest of the body is not read
             raise
         return admission
 

@@ -296,7 +296,7 @@ def as_response(answer: Answer) -> Response:
         response.headers["Content-Length"] = str(answer.length)
     for name, value in answer.headers:
         response.headers.add(name, value)
-    response.timeout = None  # sends have their own deadlines, and a stream may last
+    response.timeout = None  # sends have their own deadlines, and a stream may last forever
     return response
 
 

@@ -283,7 +283,7 @@ class _Server:
         except BaseException as error:
             await trio.aclose_forcefully(stream)
             if isinstance(error, Overloaded):
-                return  # it is logged already
+                return  # the error is logged already
             raise
         await server.serve(stream, already_read, peer)
 

@@ -177,7 +177,7 @@ class StreamSocket:
     async def _receive(self, data: bytes) -> None:
         """Handle all complete messages; return when there is room for more."""
         if self._ending is not None:
-            return  # it would not be answered: the connection is closing
+            return  # the connection is closing: nothing more is answered
         self._received_s, self._pinged = trio.current_time(), False
         self._socket.receive_data(data)
         messages, ending = await self._whole_messages()

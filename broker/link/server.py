@@ -182,7 +182,7 @@ class _ServingSide:
         known = self.calls.get(number)
         if known is None:
             if kind in (FrameKind.CANCEL, FrameKind.PIECE, FrameKind.END, FrameKind.CREDIT):
-                return  # it crossed the answer
+                return  # the frame crossed the answer
         elif kind == FrameKind.CANCEL:
             if not known.has_task:  # a task ends the call itself
                 self._forget(number)

@@ -400,7 +400,7 @@ class Heartbeat:
         """
         while True:
             if self.received:
-                self._note_received()  # that arrived before the probe
+                self._note_received()  # data that arrived before the probe
             begun_s, times = trio.current_time(), self._times_received
             until_s = max(begun_s + within_s - self._pinging_s(), begun_s + within_s * _AT_LEAST)
             await trio.sleep_until(until_s)

@@ -284,7 +284,7 @@ class Membership:
             else:
                 self._logged_why = ""
                 while self._lost and next(iter(self._lost.values())) <= losses:
-                    self._lost.popitem(last=False)  # lost before this read, which shows its owner
+                    self._lost.popitem(last=False)  # the topic was lost before this read, which shows its owner
                 self._view.update([each for each in members if self._fits(each)], placement, self._mine())
         self._read.set()
         self._read = trio.Event()

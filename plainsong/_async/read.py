@@ -247,7 +247,7 @@ class AsyncReading:
         if track is not None:
             return await self._poll(track, wait_ms=0)
         if self._transaction is None:
-            await self._save(patiently=True)  # ``save`` would end the idling that this wait is part of
+            await self._save(patiently=True)  # not ``save``, which would end the idle time, and this wait is part of it
         return await self._wait()
 
     async def _wait_for_service(self, error: TransactionsUnavailable) -> None:

@@ -310,7 +310,7 @@ class AsyncStream:
             if queue.unsent == 1:
                 self._sender.wake_worker()
         if queue.unsent_bytes >= MESSAGE_BYTES:  # async only
-            await let_others_run()  # else a caller's loop that never waits would starve the sender
+            await let_others_run()  # otherwise a caller's loop that never waits would starve the sender
         return ticket
 
     async def send(self, request: PublishRequest) -> AsyncTicket[Receipt | PublishResponse]:

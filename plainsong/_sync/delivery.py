@@ -184,7 +184,7 @@ class Delivery:
                     raise error
                 if self._may_split and isinstance(error, DeadlineExceeded):
                     self._pause(error)
-                    if self._session.last_sequence_id < self._ids[0]:  # nothing has these ids, and nothing late can
+                    if self._session.last_sequence_id < self._ids[0]:  # no message has these ids, or ever will
                         raise TooSlow(error.detail, hint=error.hint) from error
                     continue
             elif not (may_repeat("twice", error) and self._channel.settings.retry):

@@ -106,10 +106,10 @@ class Events:
         try:
             data = self._stop.during(self._connection.receive, SILENCE_S)
             if data is None:
-                return  # it was stopped
+                return  # ``stop`` was called
             if not data:
                 raise ConnectionLost(f"{self._url}: nothing has arrived for {SILENCE_S:g} s")
-            self._failing_since_s = None  # events, or a ping
+            self._failing_since_s = None  # the daemon has sent events or a ping
             self._take(self._source.receive(data))
         except (*BROKEN_STREAM, BROKEN_BODY) as error:
             raise ConnectionLost(f"{self._url}: {str(error) or type(error).__name__}") from error

@@ -248,7 +248,7 @@ class Reading:
         if track is not None:
             return self._poll(track, wait_ms=0)
         if self._transaction is None:
-            self._save(patiently=True)  # ``save`` would end the idling that this wait is part of
+            self._save(patiently=True)  # not ``save``, which would end the idle time, and this wait is part of it
         return self._wait()
 
     def _wait_for_service(self, error: TransactionsUnavailable) -> None:

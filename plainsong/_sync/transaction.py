@@ -371,7 +371,7 @@ class TransactionContext:
         if entered is not None:
             leave(entered)
         if self._under_way is None:
-            return  # ended by hand
+            return  # ended by ``abort``
         if error is None:
             self.finish()
         else:
@@ -506,7 +506,7 @@ class TransactionContext:
                     state = channel.call(waiting_for_service(service.invalidate(transaction.id)))
                 break
             except TransactionNotInProgress:
-                continue  # it was decided between the two
+                continue  # the transaction was decided between the two requests
             except PlainsongError as failed:
                 raise in_doubt(transaction, f"the transaction service cannot be asked: {failed.detail}") from error
         if state == "committed":

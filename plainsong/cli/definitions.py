@@ -154,7 +154,7 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"{file} cannot be read: {error}", code=Exit.USAGE) from error
     try:
-        text = text.removeprefix("\ufeff")  # some editors begin a file with a mark
+        text = text.removeprefix("\ufeff")  # some editors write a byte order mark
         given = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise CommandFailed(f"{file} is neither TOML nor JSON: {error}", hint=_EXAMPLE, code=Exit.USAGE) from error

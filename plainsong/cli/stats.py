@@ -83,7 +83,7 @@ def numbers(client: Client, names: Sequence[str]) -> list[tuple[str, _Stats]]:
     for name in names:
         try:
             found = cast("_Stats", {**client.admin.stats(name), "hidden": 0})
-            if found["openTransactions"]:  # elsewhere there is nothing to count
+            if found["openTransactions"]:  # without open transactions no message is hidden
                 found["hidden"] = client.admin.stats(name, reader=FIRST_BOUND)["reader"]["hidden"]
             rows.append((name, found))
         except TopicNotFound:

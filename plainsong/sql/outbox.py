@@ -370,7 +370,7 @@ def outbox_engine(url: str, *, create: bool = False) -> Engine:
         parsed = make_url(url)
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
-        check_backend(parsed.get_backend_name())  # before the search for its driver
+        check_backend(parsed.get_backend_name())  # raises a clearer error than a missing driver
         is_sqlite = parsed.get_backend_name() == "sqlite"
         options = {"timeout": SQLITE_PATIENCE_S} if is_sqlite else {}
         engine = create_engine(parsed, poolclass=NullPool, connect_args=options)

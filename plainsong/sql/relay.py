@@ -261,7 +261,7 @@ class Relay:
             producer.publish(numbered)
         except DeadlineExceeded as error:
             if error.outcome != "unknown":
-                raise  # it was never sent
+                raise  # the request was never sent
             size = sum(each.size for each in numbered)
             messages = "1 message" if len(numbered) == 1 else f"{len(numbered)} messages"
             error.detail = f"a request of {messages}, {size} bytes, got no answer in time: {error.detail}"

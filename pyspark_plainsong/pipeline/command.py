@@ -192,7 +192,7 @@ def _folder(package: str) -> Path:
 def _spec(package: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(package)
-    except ModuleNotFoundError:  # of a package around it
+    except ModuleNotFoundError:  # an enclosing package is missing
         return None
 
 

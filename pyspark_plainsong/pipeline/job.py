@@ -161,7 +161,7 @@ def failure_of_spark(error: BaseException) -> CommandFailed:
     from pyspark_plainsong.subscription import WAY_OUT  # here, so that help needs no pyspark
 
     reason = reason_of(error)
-    if reason.endswith(f"; {WAY_OUT}"):  # the connector's; the jobs that read on have an option of their own for it
+    if reason.endswith(f"; {WAY_OUT}"):  # the connector's hint; the jobs have their own option for this
         hint = "--may-lose continues with the remaining messages"
         return CommandFailed(reason.removesuffix(f"; {WAY_OUT}"), hint=hint, code=Exit.FAILED)
     return CommandFailed(reason, hint="--trace shows the full traceback", code=Exit.FAILED)

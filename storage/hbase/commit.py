@@ -326,7 +326,7 @@ class RowRemover:
                 return True
             stamp = stamp_of(found.columns[CELL]) if CELL in found.columns else None
             if stamp is not None and not head.counts(stamp) and not head.is_void(stamp):
-                return key < last  # of a commit in progress
+                return key < last  # the cell belongs to a commit in progress
             void = stamp is None or head.is_void(stamp)
             rows = [] if void else unpack(key, found.columns)
             if all(row[0] in gone for row in rows):

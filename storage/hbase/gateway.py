@@ -52,8 +52,8 @@ def _import_aiohappybase() -> ModuleType:
 
 def _origin(module: str) -> str:
     spec = find_spec(module)
-    assert spec is not None  # it is being imported
-    assert spec.origin is not None  # from a file
+    assert spec is not None  # the module is being imported
+    assert spec.origin is not None  # modules come from files
     return spec.origin
 
 

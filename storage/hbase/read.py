@@ -187,7 +187,7 @@ class _Span:
         """Yield the wanted rows in a row of HBase."""
         key = found.key[1:]
         if CELL not in found.columns:
-            return  # a head, or cells put after the row was removed, which cleaning finds
+            return  # a head; or cells that were put after the row was removed: cleaning finds them
         try:
             if not self._head.counts(stamp_of(found.columns[CELL])):
                 return

@@ -229,7 +229,7 @@ async def _create_through(gateway: Gateway, name: bytes) -> None:
         return  # another instance has just created it
     except REFUSALS as error:
         if "TableExistsException" in refusal_text(error):
-            return  # the same, detected later
+            return  # the same error in another form
         raise StoreUnusable(
             f"HBase does not create table {name.decode()}: {refusal_text(error)}",
             hint="create it by hand: hbase shell -n etc/hbase/tables.rb",

@@ -162,7 +162,7 @@ class KeeperThread:
         """
 
         if running not in self._running:
-            return  # it ended while its message was queued
+            return  # the work ended while its message was queued
 
         def step() -> float | SetChange | None:
             if error is not None:

@@ -122,7 +122,10 @@ class Extent:
 def extents_of_each(
     keys: Sequence[bytes], overlapping: Callable[[bytes, bytes], Iterator[Extent]]
 ) -> Iterator[tuple[bytes, list[Extent]]]:
-    """Yield each key that extents may have, with these; looks up many keys of one extent once, as when cleaning."""
+    """Yield each key that some extents may have, with those extents.
+
+    Cleaning passes many keys of one extent, which are then looked up together.
+    """
     found = list(islice(overlapping(min(keys), max(keys) + b"\x00"), 2)) if len(keys) >= _MANY_KEYS else None
     for key in keys:
         if found is None or len(found) > 1:
@@ -152,7 +155,7 @@ class Extents(Groups[Extent]):
                 yield extent
 
     def of_each(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, list[Extent]]]:
-        """Yield each key that an extent may have, with these extents."""
+        """Yield each key that some extents may have, with those extents."""
         return extents_of_each(keys, self.overlapping)
 
 
@@ -312,12 +315,12 @@ class Volume:
 
         Args:
           metadata: the folder of the metadata's database.
-          check: compare the logs with what they were.
+          check: check that the logs have not changed since.
         Returns:
           The lengths of the logs when the file was written; empty if an earlier version wrote it; None if it is missing
           or damaged.
         Raises:
-          StoreDamaged: a log is not as it was: commits are missing.
+          StoreDamaged: a log has changed: commits are missing.
           OSError: a log cannot be read.
         """
         try:
@@ -330,7 +333,7 @@ class Volume:
             self.journal_last, self.memory_bytes = int(found["journal_last"]), int(found["memory_bytes"])
             for table in TABLES:
                 for group, first, last, rows, size, live, *more in found["extents"][str(int(table))]:
-                    # Earlier versions wrote neither of the last two, or only the first.
+                    # Earlier versions did not write ``packed`` and ``largest``, or only ``packed``.
                     packed, largest = more[0] if more else False, more[1] if len(more) > 1 else 0
                     keys = bytes.fromhex(first), bytes.fromhex(last)
                     extent = Extent(self, *keys, rows, size, float(live), packed, largest)
@@ -380,7 +383,7 @@ class Volume:
         try:
             first = database.outermost_own_key(JOURNAL, AFTER_JOURNAL)
         except Unreadable:
-            first = None  # only a check needs it
+            first = None  # only a check needs the first number
         self.journal_first = int.from_bytes(first[1:], "big") if first is not None else 0
         self.journal_last = int.from_bytes(last[1:], "big") if last is not None else 0
 
@@ -480,17 +483,17 @@ def log_checksum(log: Path, size: int) -> int:
 
 
 def check_log(log: Path, size: int, checksum: int | None) -> None:
-    """Check that a log that still exists begins with what it was when its volume's index was written.
+    """Check that a log still begins with the bytes that it had when its volume's index was written, if it exists.
 
-    Everything in it then was acknowledged. LevelDB alone cannot find that out: it skips sectors that read as zeros, and
-    takes a damaged last record for one that a power cut has torn.
+    All of these bytes were acknowledged. LevelDB alone does not notice their loss: it skips sectors that read as zeros,
+    and takes a damaged last record for one that a power cut has torn.
 
     Args:
-      size: its length then. Sealed volumes may have grown since.
+      size: the number of these bytes. The log of a sealed volume may have grown since.
       checksum: of these bytes; None if unknown.
     Raises:
-      StoreDamaged: it does not.
-      OSError: it cannot be read.
+      StoreDamaged: the log is shorter or differs.
+      OSError: the log cannot be read.
     """
     try:
         found = log.stat().st_size

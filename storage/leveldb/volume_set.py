@@ -69,12 +69,12 @@ class Index(Groups[tuple[Extent, ...]]):
                     yield extent
 
     def of_each(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, list[Extent]]]:
-        """Yield each key that an extent may have, with these extents."""
+        """Yield each key that some extents may have, with those extents."""
         return extents_of_each(keys, self.overlapping)
 
 
 class View(Protocol):
-    """An open view, as the set's owners see ``storage.leveldb.view``."""
+    """An open view: the part of ``storage.leveldb.view`` that the set's owners use."""
 
     @property
     def is_over(self) -> bool:
@@ -87,7 +87,7 @@ class View(Protocol):
         ...
 
     def end(self) -> bool:
-        """Start no more reads. Returns True, once, if none is under way."""
+        """Start no more reads. Returns True only once, when the last read has ended."""
         ...
 
     def close(self) -> list[Volume]:

@@ -132,11 +132,11 @@ class Outbox:
 
     def progressed(self, logged: int | None, counted: int | None) -> None:
         """Note the last commit in the log, and the last one that counts; None while there is none."""
-        del counted  # here no answer waits for it
+        del counted  # in ``async`` mode no answer waits for a commit to count
         self.unsent = NO_COMMIT if logged is None else logged + 1 - self.shift
 
     def close(self, why: str) -> None:
-        """Note that no later commit will be known to count. Idempotent."""
+        """End all waits: from now on no commit can be confirmed as counted. Idempotent."""
 
     @property
     def last(self) -> int:
@@ -157,7 +157,7 @@ class Outbox:
 
     @property
     def lost(self) -> str:
-        """Why commits are given up that follow those that ``take`` still returns; empty if none are."""
+        """Why the commits after those that ``take`` still returns are given up; empty if none are given up."""
         with self._lock:
             if not self._lost and self._waiting and any(each.made is False for each in self._waiting[0].sealed):
                 self._lost = "rows of a sealed volume could not be changed"
@@ -222,8 +222,8 @@ class Unsent:
     def commits(self, tables: LevelDBTables, after: int, time_ms: int) -> list[Commit]:
         """Return the commits after one of them. For a thread, before anything else is written. Raises StoreError.
 
-        The last one has every changed row in its present state; the others are empty. So the log has no intermediate
-        state, but exactly the last one.
+        The last one has every changed row in its present state; the others are empty. So the log can restore the state
+        after the last commit, but none in between.
         """
         entries = [value for number, value in self.entries if number > after]
         changes: dict[bytes, bytes | None] = {}
@@ -294,5 +294,5 @@ def operations_of(commit: Commit) -> list[Operation | MarkDead]:
             operations.append(Delete(change.table, [change.key]))
         else:
             operations.append(put_one(change.table, change.key, change.value))
-    # A commit without changes has a number too, and a store writes no batch for nothing. No row has this key.
+    # A commit without changes has a number too, but a store writes no empty batch: delete a key that no row has.
     return operations or [Delete(Table.METADATA, [b""])]

@@ -241,7 +241,7 @@ def batch_after(place: Place, objects: Sequence[bytes | None]) -> Batch:
             following, segment = after(place, data)
         except DamagedLog:
             if segments:
-                break  # those before it count
+                break  # the segments before the damage count
             raise
         place = following
         if segment is None:
@@ -406,7 +406,7 @@ def choose_epoch(
         if held < known:
             raise BucketWentBack(f"the lease is of epoch {held}, but epoch {known} has begun already")
         if found is not None and before.run == run and held > last:
-            return held  # a write of this attempt, which took effect after it was looked for
+            return held  # an earlier write of this attempt took effect after its check
         if seen is not None and before.sign != seen.sign and before.run != run:
             raise TakeOverLost("the lease has changed")
         if follower is not None and not before.allows_standby:
@@ -604,7 +604,7 @@ def renew(
             raise BucketWentBack("the lease is missing or older than this process wrote it", hint=LEAVE_HINT)
         if not (is_own or _may_replace(held, over, is_silent=is_silent)):
             return held
-        assert found is not None  # it was decoded
+        assert found is not None  # ``held`` was decoded from it
         sent = terms.applied(replace(lease, standbys=held.standbys))
         if (yield Exchange(LEASE, encode_lease(sent), found.etag)) is Verdict.DONE:
             return sent
@@ -707,7 +707,7 @@ class Reign:
 
     def announce(self, time_ms: int) -> Upload:
         """Make a segment without commits: the log says the mode before the first commit of this epoch."""
-        assert self._last is not None  # it is open
+        assert self._last is not None  # the epoch is open
         return self.open(self._last, time_ms)
 
     def cut(self, first: int, commits: Sequence[Commit]) -> Upload:
@@ -757,7 +757,7 @@ def store(upload: Upload) -> Steps[None]:
             return
         found = yield Get(upload.name)
         if found is None:
-            continue  # refused because of another write under way, or lost
+            continue  # the write was lost, or refused because another one was in progress
         if found.data == upload.data:
-            return  # stored before; the answer was lost
+            return  # an earlier attempt stored it, and its answer was lost
         raise ReignOver(f"another process has written {upload.name}")

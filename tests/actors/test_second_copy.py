@@ -433,7 +433,7 @@ async def test_a_directory_whose_commit_has_the_same_rows_as_that_of_the_log_wit
             pass
     put_segment_at = log_name(1, max(decode_segment(data).number for data, _ in segments_of(objects)))
     del objects.found[put_segment_at]
-    put_segment(objects, commits=commits)  # as its own upload whose answer was lost
+    put_segment(objects, commits=commits)  # as if its own upload had succeeded and the answer were lost
     async with primary(tmp_path / "data", objects) as running:
         await running.counted()
 
@@ -502,7 +502,7 @@ async def test_a_directory_older_than_everything_that_is_kept_does_not_leave_the
         with pytest.raises(BucketWentBack, match="too old") as refused:
             await leave_copy(objects, older, record)
         assert "rejoin" in refused.value.hint
-        with pytest.raises(BucketWentBack, match="too old"):  # a start advises the same
+        with pytest.raises(BucketWentBack, match="too old"):  # a start gives the same advice
             async with primary(older, objects):
                 pass
         assert (log_name(1, number) in objects.found) is (number == seal)
@@ -536,7 +536,7 @@ async def test_a_start_does_not_serve_at_a_number_that_retention_has_freed_in_th
     with pytest.raises(BucketWentBack, match="too old"):
         async with primary(older, objects):
             pass
-    assert log_name(1, 1) in objects.found  # a seal there, which ends nothing
+    assert log_name(1, 1) in objects.found  # the log's first number has a seal now; it ends no epoch
     assert (await verify(objects)).ok
 
 

@@ -1,4 +1,4 @@
-"""Two daemons that unknowingly share a store log that now and then; a 413 names the setting to change."""
+"""Two daemons on one store log that another daemon uses it, but not every time; a 413 names the setting to change."""
 
 from __future__ import annotations
 

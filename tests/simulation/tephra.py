@@ -1,11 +1,11 @@
 """Tephra's clients, which begin transactions over Thrift, write to another store, and commit or leave them.
 
-The judge has only what the clients were answered. The other store shows a transaction what Tephra's rule shows: every
-pointer up to the read pointer that is on neither list. So nothing may be shown that was not committed, and of two
-committed transactions with a common key, the later one must have seen the earlier one.
+The judge uses only the answers to the clients. In the other store a transaction sees every pointer that Tephra's rule
+shows it: those up to the read pointer that are on neither list. So it may see no transaction whose client has not asked
+for its end, and of two committed transactions with a common key, the later one must have seen the earlier one.
 
-Writers also publish here under their pointers, which the judge of the messages checks, commit without canCommit, run long
-transactions, and roll back.
+Writers also publish to the daemon under their pointers, commit without canCommit, run long transactions, and roll back.
+The judge of the messages checks these publishes.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ KEYS = (b"one", b"two", b"three")
 
 @dataclass(slots=True, eq=False)
 class Begun:
-    """A transaction, as its client knows it."""
+    """A client's record of a transaction."""
 
     snapshot: Transaction
     keys: frozenset[bytes] = frozenset()
-    """Those of its latest canCommit that succeeded."""
+    """The keys of its latest successful canCommit."""
     ends: set[str] = field(default_factory=set)
-    """``committed`` and ``aborted``, if it was, or if its outcome is unknown."""
+    """``committed`` or ``aborted`` if that was requested, with or without an answer; it may have both."""
     is_committed: bool = False
     """True if the commit was acknowledged."""
 
@@ -82,7 +82,7 @@ def judged(notes: Notes) -> list[tuple[str, str]]:
 
 
 async def client(stage: SimulatedStage, name: str, seed: int, pause_s: float) -> None:
-    """Run transactions until the end, and begin a last one, which must see none of those that were left."""
+    """Run transactions until the end, and then one more, which must see none of those left in progress."""
     async with stage.voice(seed) as voice:
         rng = voice.rng
         for number in count(1):
@@ -141,11 +141,11 @@ async def _write(voice: Voice, stage: SimulatedStage, name: str) -> None:
     stage.tephra.begun.append(begun)
     await time_now().sleep(rng.choice((0.0, 0.02, 0.2)))
     if rng.random() < 0.3:
-        # Its publish did not arrive. Left so, it must stay hidden whatever crashes.
+        # As if its publish had not arrived. It stays in progress, and must stay hidden whatever crashes.
         stage.idle.append(snapshot.transaction_id)
         await _roll_back(voice, topic, snapshot)
         return
-    begun.ends.add("aborted")  # if it is left here, it is aborted at the end
+    begun.ends.add("aborted")  # if an error ends this task, the transaction is aborted at the end of the run
     noted = Noted(snapshot.transaction_id, began_s, trio.current_time(), {snapshot.write_pointer})
     stage.history.transactions.append(noted)
     write = Write(topic, payloads_of(name, voice), trio.current_time(), noted)

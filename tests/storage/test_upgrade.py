@@ -64,7 +64,7 @@ class Killed(BaseException):
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, step: int, *, before: bool) -> list[str]:
-    """Make the process die before or after the step-th change of files; return a list that collects the steps."""
+    """Make the process die before or after change number ``step`` to the files; return a list that collects the steps."""
     done: list[str] = []
     dead: list[str] = []
 

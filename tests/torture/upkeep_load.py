@@ -107,7 +107,7 @@ async def read_singles(stage: Stage) -> None:
 
 
 async def lost_since(stage: Stage, history: History, before_s: float) -> list[str]:
-    """Describe missing messages that were acknowledged before a moment, or in a transaction, committed."""
+    """Return the names of writes that were acknowledged, or committed, before a moment, and whose messages are missing."""
     wanted = [
         write
         for write in history.writes

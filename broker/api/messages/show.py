@@ -138,7 +138,7 @@ class Messages:
         return await off_loop(shown.bytes, JSON, lambda: json_answer(form.written(message)))
 
     async def _gather(self, request: Request, parameters: dict[str, str], ttl_ms: int, shown: _Shown) -> _Form:
-        """Read the messages, and what is needed to render them."""
+        """Read the messages, and the data needed to render them."""
         as_base64 = one_of(parameters, "payload", ("text", "base64"), "text") == "base64"
         as_strings = one_of(parameters, "longs", ("number", "string"), "number") == "string"
         await walk_rows(self.store, shown)
@@ -266,7 +266,7 @@ class _Shown(Walk):
 
     def _take(self, items: Sequence[bytes], pointers: Sequence[int] | None, expiries: Sequence[int] | None) -> bool:
         assert pointers is not None  # requested with ``with_pointers``
-        assert expiries is not None  # row by row
+        assert expiries is not None  # present when rows are read one by one
         for item, pointer, expires_ms in zip(items, pointers, expiries, strict=True):
             ((message_id, payload),) = items_in(item)
             if self.reverse and not self.span.start <= message_id < self.span.until:

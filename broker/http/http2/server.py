@@ -156,7 +156,7 @@ class Http2Connection:
         """Pass input to the protocol until the client leaves, or is given up."""
         data = already_read or await self._received()
         while data:
-            if not self._closing:  # nothing more would be answered
+            if not self._closing:  # a closing connection answers no further request
                 await self._protocol.handle(RawData(data))
             data = await self._received()
         if data is not None:

@@ -486,7 +486,7 @@ class Replay:
             row = decode_row(value)
             stamp = Stamp.of(row)
         except DamagedRow:
-            return  # its readers report it
+            return  # readers of the row report the damage
         batch = row.extras.get(BATCH) if row.payload is not None else None
         atomic = isinstance(batch, int)
         if stamp is None and not atomic:

@@ -360,7 +360,7 @@ class RowBatch:
         self.values.append(value)
         self._begin = len(self.suffixes)
         self._middles, self._tails, self._wires, self._joined, self._lengths = None, [], [], 0, set()
-        self.may_expire = True  # the reference as well
+        self.may_expire = True  # a reference row may expire as well
         self.pointers, self.expiries, self.attributes = [], {}, {}
         self.restart = after(suffix + b"\xff" * len(NO_PAYLOAD_PART))
 

@@ -307,7 +307,7 @@ class Ledger:
             if oldest.decided_ms > horizon_ms and len(self.outcomes) <= self.settings.max_outcomes:
                 break
             if oldest.settling:
-                break  # decided in this commit
+                break  # the commit in progress decides it
             self.outcomes.popitem(last=False)
             for pointer in oldest.pointers:
                 del self.by_pointer[pointer]
@@ -466,7 +466,7 @@ class CommittedSets:
 
 
 def _pointer(changes: ChangeSet) -> int:
-    assert changes.commit_pointer is not None  # only committed ones are added
+    assert changes.commit_pointer is not None  # only sets of committed transactions are added
     return changes.commit_pointer
 
 

@@ -230,7 +230,7 @@ class ManagerCore:
             return "invalid"
         record = self.ledger.by_pointer.get(pointer)
         if record is None or record.settling or record.state == "in_progress":
-            return "forgotten"  # or not durable yet
+            return "forgotten"  # or its decision is not durable yet
         if record.state == "invalid":
             return "pruned"
         return record.state if record.state in ("committed", "aborted") else "forgotten"

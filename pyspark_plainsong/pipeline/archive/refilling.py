@@ -1,7 +1,7 @@
-"""Archives messages again that are gone from the table although it recorded them, while the topic still has them.
+"""Archives lost messages again, while the topic still has them: messages that the table recorded and no longer has.
 
-Plainsong removes no rows but by `prune`, which records it. Another program may: a delete, a restore to an older version,
-a repair after files were lost.
+The jobs remove rows only in `prune`, which records it. Another program may remove them, too: a delete, a restore of an
+older version, a repair after files were lost.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _refill_day(subject: Subject, table: TopicTable, day: str) -> int:
     )
     recorded, present = table.tally(log.generation, day), _present(subject, table, day)
     if present.rows >= recorded.rows or bounds.start >= bounds.end:
-        return 0  # of another generation, whose topic is gone
+        return 0  # the missing rows are of another generation, which the topic no longer has
     there = rows_of(subject.run.session(), table, bounds, log.generation).select("message_id")
     lacking = _in_topic(subject, bounds).join(there, "message_id", "left_anti").sortWithinPartitions("message_id")
     written = subject.writer().write(lacking, bounds)

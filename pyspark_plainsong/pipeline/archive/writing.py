@@ -117,7 +117,7 @@ class ArchiveWriter:
             while table.end(self._log.generation) == position:
                 try:
                     return table.append(self._log.generation, position, bounds.end, written)
-                except Conflict:  # of another appending process, or of a compaction
+                except Conflict:  # another process appends or compacts
                     table.reload()
         return None
 

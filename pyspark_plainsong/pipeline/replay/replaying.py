@@ -292,7 +292,7 @@ def fresh(run: Run, plan: Plan, plans: Plans, *, anew: bool) -> Plan:
       CommandFailed: the topic has rows of the same source from a replay whose plan is missing, so this one might
         publish rows twice.
     """
-    families = {plan.family, replace(plan, as_read={}).family}  # the second is that of versions before 0.2
+    families = {plan.family, replace(plan, as_read={}).family}  # versions before 0.2 used the second one
     with run.client(plan.topic) as client:
         known = {name for family in families for name in _producers(client, plan.topic, family)}
     while anew and plan.producer in known:

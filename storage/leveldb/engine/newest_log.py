@@ -222,7 +222,7 @@ class NewestLog:
         except OSError as error:
             log.debug(
                 "no zeros were written ahead of commits", extra={"why": str(error)}
-            )  # the commit only takes longer
+            )  # harmless: the commit only takes longer
             return
         self._length = max(self._length, self._zeroed)
 
@@ -248,5 +248,5 @@ class NewestLog:
 
 def close_quietly(descriptor: int) -> None:
     """Close a descriptor and ignore errors."""
-    with suppress(OSError):  # it is closed even then
+    with suppress(OSError):  # the descriptor is closed even then
         os.close(descriptor)
