@@ -164,7 +164,7 @@ class LeaseKeeper:
 
     @property
     def alone_s(self) -> float:
-        """How long no standby has been registered."""
+        """Seconds for which no standby has been registered."""
         return 0.0 if self._alone_since_s is None else self._clock() - self._alone_since_s
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class ChainHead:
             raise InvalidParameter("this is not the head of a chain: it is not JSON", hint=_HINT) from None
 
     def shown(self) -> dict[str, Any]:
-        """As the daemon writes it."""
+        """Return the head in the daemon's JSON form."""
         return {
             "topic": self.topic,
             "generation": self.generation,

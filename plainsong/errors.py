@@ -202,7 +202,7 @@ class ConnectFailed(Unavailable):
     is_first: bool = False
     """True if no daemon has ever answered this client, which then does not retry (``wait_for_daemon_s``)."""
     patience_left_s: float | None = None
-    """How much longer the client will try to reach a daemon for the first time; None once one has answered."""
+    """Seconds for which the client will still try to reach a daemon for the first time; None once one has answered."""
 
 
 class ConnectionLost(PlainsongError):

@@ -71,7 +71,7 @@ class Transaction:
     expires_ms: int | None = None
     """When it times out, by the daemon's clock, in milliseconds since 1970."""
     timeout_s: float = float("inf")
-    """How long it may take in all."""
+    """Its time limit, from begin to end."""
     begun_s: float = 0.0
     """When the request was sent, by ``clock``: never later than the service's own start."""
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
@@ -112,7 +112,7 @@ class TransactionStatus:
     topics: tuple[str, ...] = ()
     """The topics with undecided messages of it, as ``namespace:topic``."""
     hidden_messages: int | None = None
-    """How many messages committed readers cannot see because of it."""
+    """Number of messages that committed readers cannot see because of it."""
     name: str | None = None
     """The name that began it; None: authentication is off, or the caller may not see it."""
     kept_until_ms: int | None = None
@@ -142,7 +142,7 @@ class Pruning:
     oldest_by_topic: Mapping[str, int]
     """The oldest undecided pointer with rows in it, of the topics (``namespace:topic``) that have one, oldest first."""
     topics: int
-    """How many topics have one; ``oldest_by_topic`` may show fewer."""
+    """Number of topics that have one; ``oldest_by_topic`` may show fewer."""
     kept_because: str | None
     """Why the daemon does not prune by itself; None: it does."""
     figures: Mapping[str, Any]
@@ -168,7 +168,7 @@ DEFAULT_BUFFER_MESSAGES = 50_000
 
 @dataclass(slots=True)
 class BufferBounds:
-    """How many messages a transaction buffers in the client. Raises InvalidParameter."""
+    """Limits on the messages that a transaction buffers in the client. Raises InvalidParameter."""
 
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
     buffer_messages: int = DEFAULT_BUFFER_MESSAGES

@@ -45,8 +45,8 @@ class Forwarding:
     """Wraps handlers, so that each request is answered by the owner that its route names.
 
     Args:
-      decides: ``transactions.service``: the transaction service has an owner if it is ``embedded``, the invalid list
-        unless it is ``off``.
+      decides: ``transactions.service``. With ``embedded`` the transaction service has an owner. So has the invalid list,
+        except with ``off``.
       max_wait_ms: ``poll.max_wait_ms``.
     """
 

@@ -40,7 +40,7 @@ class Reply:
 
 
 class PendingCall(Future[Any]):
-    """One call of a link, and what has arrived of its answer."""
+    """One call of a link, and the part of its answer that has arrived."""
 
     __slots__ = ("inflow", "outflow", "pieces", "place", "size", "value")
 

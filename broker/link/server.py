@@ -107,7 +107,7 @@ async def serve_link(
 
 
 class _PendingCall:
-    """An unanswered call, and what has arrived of it."""
+    """An unanswered call, and the part of it that has arrived."""
 
     __slots__ = ("call", "has_task", "inflow", "outflow", "pieces", "received", "size")
 

@@ -1,6 +1,6 @@
 """The owners of topics: weighted rendezvous hashing over slices, with pinned topics and drained instances.
 
-Each instance has a score for each topic, and the lowest owns it; a larger weight makes its scores smaller. An instance
+For each topic every instance has a score, and the lowest one owns it; a larger weight makes scores smaller. An instance
 that joins takes only the topics for which it scores lowest, one that leaves gives up only its own: no other topic
 moves. Equal members and an equal placement give equal owners, in any process, at any time.
 
@@ -223,8 +223,8 @@ def wanted_slices(members: Iterable[Member], placement: Placement, name: str) ->
 def first_slices(members: Iterable[Member], me: Member) -> int:
     """The number of slices in which an instance that joins these members takes part at first.
 
-    All if no other instance has topics, none if one has. If its own earlier process still counts as a member, as many
-    as that one had: no other instance owns these topics.
+    It takes part in all slices if no other instance has topics, and in none if one has. If its own earlier process still
+    counts as a member, it keeps that one's number: no other instance owns these topics.
     """
     if me.leaving:
         return 0

@@ -314,7 +314,7 @@ class BackupRunning(Conflict):
 
 
 class Gone(PlainsongError):
-    """It existed once and cannot be restored."""
+    """The topic or producer existed once, and cannot be restored."""
 
     code = "partly_cleaned"
     title = "Rows of the deleted topic have been removed"

@@ -95,9 +95,9 @@ class Held:
     since_ms: int | None = None
     """When that message was published, in milliseconds since 1970, by the daemon's clock; None: an old daemon left it out."""
     hidden_messages: int | None = None
-    """How many messages wait behind it, that one included; counted up to 1 000."""
+    """Number of messages from that one on, counted up to 1 000."""
     hidden_more: bool = False
-    """Whether there are more than ``hidden_messages``."""
+    """True if there are more than ``hidden_messages``."""
 
     @property
     def hidden_text(self) -> str:

@@ -248,7 +248,7 @@ class _StoredLock:
             self._next()
 
     def release(self) -> None:
-        """Let the next process take the lock at once, unless another has it or the object store is away."""
+        """Let the next process take the lock at once, unless another has it or the object store is unavailable."""
         with self._turn, suppress(StoreError, StoreUnusable):
             self._next(is_free=True)
 

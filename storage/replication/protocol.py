@@ -757,7 +757,7 @@ def store(upload: Upload) -> Steps[None]:
             return
         found = yield Get(upload.name)
         if found is None:
-            continue  # the write was lost, or refused because another one was in progress
+            continue  # refused because of another write under way, or lost
         if found.data == upload.data:
             return  # an earlier attempt stored it, and its answer was lost
         raise ReignOver(f"another process has written {upload.name}")

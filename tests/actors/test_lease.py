@@ -1,8 +1,8 @@
 """The lease: no standby takes over by itself while the primary may still acknowledge, whatever is slow or lost; and a
 primary without a standby never stops.
 
-A simulation with the real code and a clock of its own. Standbys come, register, freeze and end, also during a take-over;
-the primary is cut off, ends, or starts again and allows no standby. Each rule is planted as a mistake.
+A simulation with the real code and its own clock. Standbys start, register, freeze and end, also during a take-over; the
+primary is cut off, ends, or starts again and allows no standby. For each rule a mistake that breaks it is planted.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class SlowObjects(MemoryObjects):
 
 
 class FreezingObjects(SlowObjects):
-    """Of a process that is frozen at times before a request."""
+    """The objects as seen by a process that is sometimes frozen before a request."""
 
     async def _late(self, call, *arguments):
         await trio.sleep(self._random.choice([0.0, 0.0, 20.0, 40.0]))
@@ -203,7 +203,7 @@ class Site:
         self.serves = None
 
     async def follow(self, starts_s, *, lives_s=1e9, freezes=True, settings=SETTINGS):
-        """Be a standby that has read the log."""
+        """Act as a standby that has read the log."""
         await trio.sleep(starts_s)
         objects = self.objects(MILD)
         one = self.code.standby.Standby(objects, Path(), settings, None, lambda: 0, clock=trio.current_time)
@@ -229,7 +229,7 @@ class Site:
             await carry_out(objects, self.code.protocol.choose_epoch(run, 1, follower=follower))
 
     async def seal(self, one, objects, reason):
-        """Take over from a primary that has a log, and be frozen at times."""
+        """Take over from a primary that has a log, and freeze at times."""
         run, protocol = self.random.randbytes(16), self.code.protocol
         self.attempts[run] = reason
         place = await carry_out(objects, protocol.follow(protocol.ROOT, None, set()))

@@ -324,7 +324,7 @@ async def restored(backups, at_ms=None):
 
 
 async def test_a_chain_switched_on_after_a_restore_records_the_restore(tmp_path):
-    """Otherwise no entry would explain why messages of a transaction that is open in the backup are rolled back."""
+    """The entry explains why messages of a transaction that is open in the backup are rolled back."""
     async with in_process(listener="hot") as daemon:
         await some_messages(daemon)
         pointer = (await daemon.call("POST", "/v1/transactions")).json()["id"]

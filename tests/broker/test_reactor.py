@@ -557,7 +557,7 @@ async def conversing(monkeypatch):
 
 
 async def talk(talker, times, between=lambda: None):
-    """Send a request after each answer, ``times`` times; return how often the loop polled the kernel meanwhile."""
+    """Send a request after each answer, ``times`` times; return the number of the loop's polls of the kernel."""
     waits, left, over = Waits(), times, trio.Event()
 
     def again():

@@ -1,4 +1,4 @@
-"""What operators are shown of a second copy: findings, and the duration of writes to the object store."""
+"""What operators see of a second copy: findings, and the duration of writes to the object store."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ KEYS = st.lists(st.sampled_from([b"a", b"b"]), max_size=2)
 
 @dataclass
 class Known:
-    """What a client knows of its transaction."""
+    """A client's record of its transaction."""
 
     snapshot: Transaction
     tephra: bool

@@ -310,7 +310,7 @@ async def test_no_record_contains_a_credential(daemon):
 
 @pytest.fixture
 def no_commit_is_slow(monkeypatch):
-    """Otherwise a commit that a stalled machine delays would be listed as needing attention."""
+    """Raise the limit, so that a commit delayed by a stalled machine is not listed as needing attention."""
     monkeypatch.setattr("broker.metrics.SLOW_COMMIT_S", 600.0)
 
 

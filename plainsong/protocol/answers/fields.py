@@ -14,7 +14,7 @@ class Json:
 
 
 class Component(NamedTuple):
-    """How openapi.json shows a type."""
+    """The form of a type in openapi.json."""
 
     name: str = ""
     """Its name among the schemas; empty: it is written out where it is used."""

@@ -14,7 +14,7 @@ class Liveness(TypedDict):
 
 
 class ReadinessReason(TypedDict):
-    """Why something is not served."""
+    """A reason why something is not served."""
 
     code: str
     detail: str
@@ -39,7 +39,7 @@ class ClusterHealth(TypedDict):
 
 
 class Readiness(TypedDict):
-    """Whether everything is served; without the right to inspect the service, only ``ready``."""
+    """Readiness, with reasons if something is not served; without the right to inspect the service, only ``ready``."""
 
     ready: bool
     reasons: NotRequired[list[ReadinessReason]]
@@ -161,7 +161,7 @@ class ClusterView(TypedDict):
 
 @component("Drained")
 class DrainedInstance(TypedDict):
-    """Whether an instance is drained."""
+    """An instance, drained or not."""
 
     instance: str
     drained: bool

@@ -25,7 +25,7 @@ _Estimated: TypeAlias = Annotated[bool, Json("messages and bytes are upper bound
 
 @component("Deduplication")
 class EffectiveDeduplication(TypedDict):
-    """Whether a topic remembers producers."""
+    """The deduplication in force for a topic."""
 
     enabled: Annotated[bool, Json("whether sequence ids of producers are remembered")]
     level: Annotated[Level, Json("the level at which this is set")]
@@ -201,7 +201,7 @@ class Offsets(TypedDict):
 
 @component("Maintenance")
 class Maintenance(TypedDict):
-    """What a job that cleans a topic from outside can rely on."""
+    """The facts that a job that cleans a topic from outside can rely on."""
 
     generation: Positive
     expiredBefore: Milliseconds
@@ -220,7 +220,7 @@ class TopicMessages(TypedDict):
 
 
 class ReleasedReaders(TypedDict):
-    """What the end of a transaction releases."""
+    """The polls and messages that the end of a transaction releases."""
 
     heldPolls: Count
     hiddenMessages: Count

@@ -104,7 +104,7 @@ class Walk(InlineDelivery):
 
     @property
     def wanted(self) -> int:
-        """About how many rows the first list of the next scan should have."""
+        """Approximate number of rows that the first list of the next scan should have."""
         return _FIRST_CHUNK_ROWS
 
     def scans(self) -> Iterator[Scan]:

@@ -94,8 +94,9 @@ class TransactionSettings:
 
 #: How far ahead of the clock pointers are reserved by each commit of the service.
 RESERVED_MS = 1_000
-#: Pointers that a commit of the service reserves for Tephra's clients, if one has begun a transaction in the last
-#: ``RESERVED_MS``; they are issued for as long. At least these, two more for each open transaction, and at most those.
+#: Least and largest number of pointers that a commit of the service reserves for Tephra's clients, if one of them has
+#: begun a transaction in the last ``RESERVED_MS``. In between, two are added for each open transaction. Reserved pointers
+#: may be issued for ``RESERVED_MS``.
 LEAST_TEPHRA_POINTERS, TEPHRA_POINTERS = 4, 64
 #: With this number of invalid pointers none are reserved: each crash adds some, and every begin returns the list.
 MANY_INVALID = 1_000
@@ -138,7 +139,7 @@ class Ledger:
         self.defers_begins = False
         """True if begins are answered before their rows are written."""
         self.is_ahead = False
-        """True if the stored head says that rows which were due may be missing, until the service is stopped."""
+        """True if the stored head warns that due rows may be missing, because the service was not stopped since."""
         self.unwritten: dict[int, Record] = {}
         """Transactions without a durable row, by id: begun ones, oldest first, whose rows commits of topics may include,
         and before them the lost begins that the load found and made invalid."""

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a history: a pure function over the clients' records."""
+"""Finds everything that is wrong with a history: a pure function over the clients' records."""
 
 from __future__ import annotations
 
