@@ -627,7 +627,9 @@ def _says_restored(state: TopicState, rows: list[Row]) -> list[Row]:
 
 
 def _producer_up_to(name: str, value: bytes, line: bytes) -> bytes | None:
-    """Return a producer's row as of a line; None if nothing is left; then the stamps of its messages are the record."""
+    """Return a producer's row as of a line. None: the row had only later requests, and a load reads older ones from
+    the stamps of its messages.
+    """
     producer = Producer.decode(name, value)
     recent = tuple(result for result in producer.recent if result.last <= line)
     if len(recent) == len(producer.recent):

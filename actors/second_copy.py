@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 BASE_PAUSE_S = 30.0
 #: How often an idle primary checks that no other process has ended its epoch.
 LOOK_EVERY_S = 10.0
-#: How long to begin no segment once another process tries to take over, so that its seal comes first at some number.
+#: How long to store no segment while another process tries to take over, so that its seal gets the next number.
 YIELD_S = 2.0
 #: How often the place in the log is recorded in the directory. A start reads the log from there.
 NOTE_EVERY_S = 5.0
@@ -342,7 +342,7 @@ class SecondCopy:
         self._woken.set()
 
     def _yield_to_rival(self) -> None:
-        """Begin no segment for a moment. A busy primary's next one would come before the seal, at every number."""
+        """Begin no segment for a moment. Otherwise a busy primary's next segment would take each number first."""
         self._yields_until_s = trio.current_time() + YIELD_S
 
     async def _secure(self) -> None:
@@ -443,7 +443,7 @@ class SecondCopy:
     # --- the directory's record ------------------------------------------------------------------
 
     async def _note_if_possible(self, change: Callable[[Record], Record]) -> None:
-        """Change the record; a failure costs the next start a longer reading, or a new base."""
+        """Change the record. After a failure the next start reads more of the log, or makes a new base."""
         try:
             await self._file.change(change)
         except StoreUnusable as error:

@@ -142,7 +142,7 @@ class PendingReply:
             self._side.reply(self._number, self._pending, outcome, at_once=at_once)
 
     def run(self, work: Callable[[], Awaitable[Reply]]) -> None:
-        """Return what ``work`` returns or raises. It runs in a task, which ends when the caller leaves."""
+        """Run ``work`` in a task, and send its result or error. The task is cancelled when the caller leaves."""
         if self.is_wanted:
             self._side.run(self._number, self._pending, work)
 
@@ -318,7 +318,6 @@ class _ServingSide:
 
 
 async def _given(reply: Reply) -> Reply:
-    """Return ``reply``."""
     return reply
 
 

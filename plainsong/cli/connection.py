@@ -196,7 +196,7 @@ class Where:
     context: str | None = None
     """The context that the URLs come from."""
     timeout_s: float | None = None
-    """Of each call; None: as the verb says."""
+    """The deadline of each call; None: the verb's own."""
 
     @property
     def access(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def note(text: str) -> None:
 
 
 def report(text: str) -> None:
-    """Prints a line on standard error, terminal or not: for what a script's log must contain, such as a warning."""
+    """Prints a line on standard error, terminal or not: for lines that belong in a script's log, such as a warning."""
     word, colon, rest = text.partition(":")
     click.echo(coloured(word + colon, word, err=True) + rest, err=True)
 
@@ -81,7 +81,7 @@ def named(names: Sequence[str]) -> str:
 
 
 class Reader:
-    """The program that reads standard output, if it is a pipe: a verb that waits for news ends when that program does."""
+    """The program that reads standard output, if that is a pipe. A verb that follows something ends with this program."""
 
     def __init__(self) -> None:
         self.has_left = False

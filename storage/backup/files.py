@@ -243,7 +243,7 @@ class _StoredLock:
                 continue  # the holder's ``check`` decides
 
     def check(self) -> None:
-        """Renew the lock. Raises StoreInUse: another process has it; StoreError: that is unknown."""
+        """Renew the lock. Raises StoreInUse: another process has it; StoreError: it is unknown who has it."""
         with self._turn:
             self._next()
 
@@ -260,7 +260,7 @@ class _StoredLock:
         self._objects.remove([_lock_name(self._number - 2)])
 
     def _create(self, number: int, *, is_free: bool = False) -> bool:
-        """Create an object; False if another process has. Raises StoreError: that is unknown."""
+        """Create an object; False if another process has created it. Raises StoreError: the result is unknown."""
         name = _lock_name(number)
         data = json.dumps({"run": self._run, "free": is_free}).encode()
         for _ in range(ATTEMPTS):

@@ -70,7 +70,7 @@ class PinnedView:
             self._reads -= 1
 
     def end(self) -> bool:
-        """Start no more reads. Returns True, once, if none is under way: the caller then has the keeper close it."""
+        """Start no more reads. Returns True, once, if no read is under way: the caller then has the keeper close it."""
         self.ended = True
         if self._reads or self.is_closed:
             return False

@@ -87,7 +87,7 @@ class View(Protocol):
         ...
 
     def end(self) -> bool:
-        """Start no more reads. Returns True only once, when the last read has ended."""
+        """Start no more reads. Returns True, once, if no read is under way: the caller then has the keeper close it."""
         ...
 
     def close(self) -> list[Volume]:

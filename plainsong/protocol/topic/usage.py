@@ -122,8 +122,8 @@ class Usage:
     def expired_from(self, start: bytes, oldest_ms: int) -> bool:
         """Return True if a message published at or after the bound ``start`` has expired by the topic's time to live.
 
-        Also True if only a part of a slice has expired, since the position of the last expired message is then unknown;
-        and for a start inside stored messages of one position once that has expired.
+        It may also be True without such a message: if only a part of a slice has expired, since the position of the last
+        expired message is then unknown; and if ``start`` is inside the stored messages of one position, which expired.
         """
         last_expired = self.last_dropped
         for bucket in self.buckets:

@@ -261,7 +261,7 @@ class Head:
 
     @property
     def service(self) -> int:
-        """Distinguishes this service from others, which may have issued the same pointers; 0 before the first one."""
+        """Distinguishes this service from others that may have issued the same pointers; 0 until it has issued one."""
         return self.restored or self.first
 
     def encode(self) -> bytes:
