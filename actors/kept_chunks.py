@@ -57,7 +57,7 @@ class KeptChunk:
 
     @property
     def chunk(self) -> Chunk:
-        """Its messages, to be cut. Made on first use: where all of it is sent, there is no need to find its items."""
+        """Its messages, to be cut. Made on first use: an answer with the whole chunk does not need its items."""
         if self._chunk is None:
             self._chunk = Chunk(self.first)
             self._chunk.hold(self.wire, offsets_in(self.wire), MappingProxyType({}), (), MappingProxyType({}))
@@ -111,7 +111,7 @@ class KeptChunks:
         """Keep the messages of a page that was read from the store.
 
         Args:
-          turn: ``KeptChunks.turn`` of when its span was made.
+          turn: the value of ``KeptChunks.turn`` when its span was made.
           is_ahead: no reader has requested them yet.
 
         Returns:

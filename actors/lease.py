@@ -1,8 +1,9 @@
 """The lease of a primary: its heartbeat in the object store, for standbys and for itself.
 
-The lease decides nothing: the seal does. The lease tells a standby that the primary is alive, and a primary that no
-standby can have taken over yet: a standby waits for the period of the lease after it has seen a renewal, and the primary
-counts that time from before the renewal. So a primary that was frozen, or cut off, stops acknowledging first.
+The lease does not decide who is the primary: the seal does. The lease shows a standby that the primary is alive, and
+shows the primary that no standby can have taken over yet: a standby waits for the period of the lease after it has seen
+a renewal, and the primary counts that time from before the renewal. So a primary that was frozen, or cut off, stops
+acknowledging before a standby takes over.
 
 A primary without a standby need not stop. A standby registers in the lease; the primary then keeps these terms, and
 only after that writes a lease that is ``guarded``. A standby takes over by itself only from such a lease. The primary
@@ -10,8 +11,8 @@ gives up the terms once it has stored a lease that is not guarded, which it writ
 these writes is conditional on the lease that was read, so no take-over falls in between.
 
 A standby that has taken the lease may be frozen before it seals the log. After a time the primary takes the lease back.
-It relies on that only once a segment is stored that was begun afterwards: if the standby has sealed before that segment,
-the reign is over; and after it, the standby finds that it has no lease any more. See ``protocol.take_over``.
+It relies on that lease only once it has stored a segment that it began afterwards: if the standby has sealed before that
+segment, the reign is over; later, the standby finds that it no longer has the lease. See ``protocol.take_over``.
 
 A process that takes over renews the lease from then until it serves (``hold_lease``), so that another standby does not
 end a start that lasts longer than the lease.
@@ -44,8 +45,8 @@ log = logging.getLogger(__name__)
 RENEWALS = 3
 #: The longest time between two renewals; and how long a rival may take to seal.
 IDLE_S = 10.0
-#: The primary replaces the lease of a series of rivals after this many times the time that it allows one. Otherwise a
-#: standby that has no right to write the seal would keep the primary from its lease forever.
+#: The primary replaces the lease of a series of rivals after this many times the period that a single one gets. Otherwise
+#: a standby that has no right to write the seal would keep the primary from its lease forever.
 RIVALS = 3
 #: A registration that has not changed for this time is removed; standbys renew theirs every ten seconds.
 EXPIRES_S = 60.0
@@ -57,7 +58,7 @@ def boot_s() -> float:
 
 
 def renews_every_s(period_s: float) -> float:
-    """Return the time between two renewals of a lease of this time."""
+    """Return the time between two renewals of a lease with this period."""
     return min(period_s / RENEWALS or IDLE_S, IDLE_S)
 
 
@@ -95,8 +96,8 @@ class LeaseKeeper:
         self._is_needed = is_needed
         #: True if a guarded lease can bind this primary, which then stops when the lease is over.
         self._is_costly = objects.can_exchange and period_s > 0 and allows_standby
-        #: True while this primary keeps the terms: from before a guarded lease may be in the object store until an
-        #: unguarded one is.
+        #: True while this primary keeps the terms. That begins before it writes a guarded lease, and ends once it has
+        #: stored an unguarded one.
         self._is_guarded = self._is_costly
         self._every_s = renews_every_s(period_s)
         self._counted = counted
@@ -137,7 +138,7 @@ class LeaseKeeper:
 
     @property
     def holds(self) -> bool:
-        """True if a commit that is durable where the mode requires may be acknowledged."""
+        """True if a durable commit may be acknowledged (with ``sync``, one that counts)."""
         return self.is_current if self._is_needed else not self._is_over
 
     @property
@@ -226,7 +227,7 @@ class LeaseKeeper:
         over = self._rival if is_silent or begun_s - self._rivals_since_s >= RIVALS * wait_s else None
         epoch = held.epoch if over is None else max(held.epoch, over.epoch)
         wanted = replace(held, epoch=epoch, urls=self.urls, renewed=self._number, counted=self._counted())
-        # One that hangs in its take-over renews the lease all the time.
+        # A rival that hangs in its take-over renews the lease all the time.
         steps = renew(wanted, held.renewed, self.terms, over, is_silent=is_silent)
         found: Lease | None = None
         # Leave time for two slow requests: otherwise a standby would see each renewal, but this process no answer.
@@ -238,7 +239,7 @@ class LeaseKeeper:
         if found is not None and found.run == held.run:
             self._lease, self._error = found, ""
             if self._rival is not None:
-                # It may be frozen, and seal later.
+                # The rival may be frozen, and seal later.
                 await secure()
                 self._rival = None
             self._valid_until_s = begun_s + self._period_s

@@ -382,8 +382,8 @@ class RunQueue:
         self._wake: Callable[[], None] = lambda: None
         #: Makes the error for requests that would change something; None if they are not refused.
         self.refusal: Callable[[], PlainsongError] | None = None
-        #: Called before a turn without a commit is answered; for a commit, the store decides. Raises StoreError if it must
-        #: not be, because another process may have taken over. None: it may be.
+        #: Called before a turn without a commit is answered (with a commit, the store checks). Raises StoreError if the
+        #: turn must not be answered, because another process may have taken over. None: no check is needed.
         self.check: Callable[[], object] | None = None
 
     @property

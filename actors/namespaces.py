@@ -4,8 +4,8 @@
 
 If several instances share the store, the instance that writes a row notifies the others before it answers, and they
 read the row again. An instance that cannot be notified reads all rows again within ``REFRESH_S``, and as soon as it has
-rejoined the cluster. Reads and writes may complete out of order: the result of the one that began its read or ended its
-write last wins, in whichever order they arrive.
+rejoined the cluster. Reads and writes may complete out of order. Of two results the later one wins, whichever arrives
+first: a read counts from its beginning, a write from its end.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Namespaces:
         self._known: dict[str, NamespaceProperties] = {}
         #: The producer policy of each namespace that has properties, for the steps of its topics.
         self.policies: dict[str, NamespacePolicy] = {}
-        #: Logical time, counted by beginnings of reads and ends of writes; and that of each namespace's known value.
+        #: Logical time, which advances when a read begins or a write ends; and the time of each namespace's known value.
         self._moments = 0
         self._known_at: dict[str, int] = {}
         self._writing = trio.Lock()

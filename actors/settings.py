@@ -151,7 +151,7 @@ class ReplicationConfig:
         "",
         "URL of the copy, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:/path; credentials, "
         "region and endpoint come from the environment (AWS_ACCESS_KEY_ID, ...). Empty: no copy.",
-        # Loose, since an error would quote a URL with credentials in it; opening refuses that without a quote.
+        # A loose pattern, since an error would quote a URL with credentials. Opening refuses such a URL without quoting.
         pattern=r"(?:(?:s3://|gs://|az://|file:/)\S*)?",
         expected="s3://bucket/prefix, gs://..., az://... or file:/path",
     )

@@ -136,7 +136,7 @@ class _Done:
 
 
 class _Present:
-    """The metadata of a store, as the folder of a backup that has nothing else."""
+    """The metadata of a store, presented as the folder of a backup that has nothing else."""
 
     def __init__(self, cut_ms: int) -> None:
         self.service: list[Row] = []
@@ -146,7 +146,7 @@ class _Present:
 
     @classmethod
     def of(cls, rows: Sequence[Row], cut_ms: int) -> _Present:
-        """Sort rows by what they are about."""
+        """Group rows: those of the service, of namespaces, and of each topic."""
         found = cls(cut_ms)
         start, stop = SERVICE_RANGE
         for key, value in rows:

@@ -4,9 +4,9 @@
     follow    segments, as they are stored, several at a time; the place in the log is written with the next ones
     take over end the primary's epoch with a seal, read the log to that seal, and make the directory a primary's
 
-Once it could take over, it registers in the primary's lease, again and again, so that the primary keeps the terms of the
-lease. Killed at any moment it continues, or builds again if the base was not complete. If its next segment was removed, it
-builds again. The process then starts as any primary does.
+Once it is able to take over, it registers in the primary's lease, and renews the registration, so that the primary keeps
+the terms of the lease. If it is killed, the next start continues, or builds again if the base was not complete. If its
+next segment was removed, it builds again. After a take-over the process starts as any primary does.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ IDLE_S = 2.0
 RELEASED_EVERY_S = 0.1
 #: The time between two registrations in the lease.
 REGISTER_EVERY_S = 10.0
-#: Pause after the object store failed, or the store.
+#: Pause after the object store or the store has failed.
 PAUSE_S = 1.0
 TIDY_EVERY_S = 60.0
-#: Ids begin by this much later after a take-over that may lack commits. The clocks are compared by the lease and by
-#: segments, so the primary's seems to be less ahead than it is, by the time from a renewal, or from the last commit of a
-#: segment, until it was read: a second or two, if not all of them were late.
+#: After a take-over that may lack commits, ids begin later by this much. The standby learns the time of the primary's
+#: clock from leases and segments, which it reads some time after they were written, so the primary's clock may be further
+#: ahead than it seems: by a second or two, unless all reads were late.
 LATE_S = 10.0
 
 
@@ -133,10 +133,10 @@ class Standby:
         self._now_ms = now_ms
         self._holder = holder
         self._clock = clock
-        #: The time of day when ``clock`` was at 0, as it was at the start.
+        #: The time of day when ``clock`` was at 0, by this machine's time of day at the start.
         self._zero_ms = now_ms() - round(1000 * clock())
         self._record = Record("", standby=True)
-        #: In the lease, until this process ends or takes over.
+        #: This standby's entry in the lease, until it ends or takes over.
         self._registration = Registration(secrets.token_hex(4), 0, holder)
         self._registered_s = -1e9
         self._place = ROOT
@@ -432,7 +432,7 @@ class Standby:
 
     @property
     def _lacking(self) -> str:
-        """The text for a log that ends before a commit which, as the lease said earlier, was in it; empty if it does not."""
+        """The error for a log that ends before a commit that an earlier lease reported as counted; empty if it does not."""
         counted, last = 0 if self._lease is None else self._lease.counted or 0, self._place.commit or 0
         if counted <= last:
             return ""
@@ -446,7 +446,7 @@ class Standby:
         """
         operations = [each for segment in segments for commit in segment.commits for each in operations_of(commit)]
         times = [segment.last_ms for segment in segments if segment.commits]
-        # With the segments, since a segment that is read again is older then, and shows less.
+        # Stored with the segments: a segment that is read again later shows a smaller difference between the clocks.
         self._ahead_ms = max(self._ahead_ms, *(time_ms - self._steady_ms for time_ms in times), 0)
         await store.apply([*operations, self._row()])
         self._noted = self._place
@@ -613,7 +613,7 @@ class Standby:
     def _while_asked(self, attempt: Steps[Place]) -> Steps[Place]:
         """Make a take-over by hand, and stop before its first seal if no client waits for it any more.
 
-        The object store may have been away for hours since the last client gave up.
+        The object store may have been unavailable for hours since the last client gave up.
 
         Raises:
           TakeOverLost: no client waits.

@@ -158,7 +158,7 @@ def sync_directory(directory: Path) -> None:
 # --- the directory: one process at a time, a format that this version reads, no foreign files -----
 #
 #     plainsong.lock   locked while a daemon uses the directory; names that process
-#     FORMAT           the layout's number; written last when a directory is made, so it implies that all else exists
+#     FORMAT           the layout's number; written last in a new directory, so it implies that everything else exists
 #     REPLICATION      the log of commits in an object store that belongs to this directory, if it has one
 #     metadata/        a LevelDB
 #     volumes/         LIST, and a LevelDB for each period of messages

@@ -63,7 +63,7 @@ class ScanRange(NamedTuple):
         return self.start <= key and (not self.stop or key < self.stop)
 
     def rest_in(self, rest: ScanRange) -> ScanRange | None:
-        """Return the part of this range that is left if ``rest`` is left of a scan over it; None if nothing is."""
+        """Return the part of this range that a scan has not read, if ``rest`` remains of the scan; None if all was read."""
         if self.reverse:
             stop = rest.stop if self.contains(rest.stop) else self.stop
             return self._replace(stop=stop) if not rest.stop or self.start < rest.stop else None

@@ -9,8 +9,8 @@ LevelDB has no update in place, so a rollback is a scan and a batch of the rows 
 another thread done the scan, a row could be discarded between scan and batch, and the batch would bring it back. A
 commit is one batch while its rollbacks are short and stay within the newest volume. Otherwise the operations before a
 rollback, each of its steps, and the operations after it become durable separately and in order. So a kill may leave a
-rollback half done, and never anything that follows it: a topic's row says that rows are rolled back only once all are,
-and until then whatever ends the transaction repeats the rollback.
+rollback half done, but never anything that follows it: a topic's row records the rollback only once all rows are rolled
+back, and until then whatever ends the transaction repeats the rollback.
 """
 
 from __future__ import annotations

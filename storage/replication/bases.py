@@ -83,7 +83,7 @@ class Base:
 
     @property
     def commit(self) -> int:
-        """The commit whose state it has, at least."""
+        """The commit up to which the base is complete; it may also have later changes."""
         assert self.place.commit is not None  # a base begins at a commit
         return self.place.commit
 

@@ -69,7 +69,7 @@ async def ignore(segments: Sequence[Segment]) -> None:
 async def read_all(get: Callable[[str], Awaitable[Fetched | None]], names: Sequence[str]) -> list[Fetched | None]:
     """Read objects at once, and return them in the order of ``names``, up to the first that cannot be read.
 
-    Raises StoreError: that is the first of all.
+    Raises StoreError: the first object cannot be read.
     """
     found: list[Fetched | StoreError | None] = [None] * len(names)
 

@@ -177,7 +177,7 @@ class Place:
     clean: bool = False
     """True if the object before it is a seal after which nothing is missing that was acknowledged."""
     run: bytes = field(default=b"", compare=False)
-    """The run that writes this epoch; empty if it is not known, since it is not noted."""
+    """The run that writes this epoch; empty if it is not known, since the directory's record does not name it."""
 
 
 #: Every log begins here. The first object is the seal of an epoch 0 without segments: it names the first epoch.
@@ -251,7 +251,7 @@ def batch_after(place: Place, objects: Sequence[bytes | None]) -> Batch:
 
 
 def batches_after(place: Place, objects: Sequence[bytes | None]) -> Iterator[Batch]:
-    """Return what ``batch_after`` returns, again and again, for all of the objects that count.
+    """Yield the batches, as ``batch_after`` returns them, of all objects that count.
 
     Raises DamagedLog: as ``batch_after`` does.
     """
@@ -265,7 +265,7 @@ def batches_after(place: Place, objects: Sequence[bytes | None]) -> Iterator[Bat
 
 
 class ReadAhead:
-    """How many objects of the log are read at once: one at its end, and twice as many after each reading of all."""
+    """The number of objects that are read at once: one at the log's end, and twice as many each time all existed."""
 
     def __init__(self) -> None:
         self._width = 1
@@ -344,16 +344,16 @@ class Terms:
     """The fields for standbys that a serving primary writes into its lease."""
 
     period_ms: int
-    """The time of the lease; 0: standbys take over by hand only."""
+    """The period of the lease; 0: standbys take over by hand only."""
     allows_standby: bool
     is_free: bool
-    """True if the lease has no time, so that the primary need do nothing to keep the terms."""
+    """True if the lease has no period, so that the primary need do nothing to keep the terms."""
     is_kept: bool
-    """True if the primary acknowledges nothing without a valid lease already: only then may the lease say so."""
+    """True if the primary already acknowledges nothing without a valid lease; only then may the lease be ``guarded``."""
     gone: frozenset[Registration] = frozenset()
     """Registrations that have not changed for a time: their standbys no longer exist."""
     clock_ms: int | None = None
-    """The primary's wall clock, read after the time of the lease has begun."""
+    """The primary's wall clock, read after the period of the lease has begun."""
 
     def applied(self, lease: Lease) -> Lease:
         """Return a lease with these terms."""
@@ -373,8 +373,8 @@ class Follower:
     """The caller of a take-over is a standby: it must not skip a gap."""
 
     seen: Lease | None = None
-    """The lease that was not renewed: if it has been, or another process takes over first, the attempt has failed. None:
-    the attempt is by hand, and ends whatever epoch is the last."""
+    """The lease that has expired. The attempt fails if that lease is renewed, or another process takes over first. None:
+    the attempt is by hand, and ends the last epoch, whichever it is."""
     registration: str = ""
     """The id of its registration, which ends with the take-over."""
 
@@ -411,12 +411,12 @@ def choose_epoch(
             raise TakeOverLost("the lease has changed")
         if follower is not None and not before.allows_standby:
             raise TakeOverLost("the primary allows no standby")
-        # Time and terms of the lease stay, for the case that this process ends before it serves.
+        # The lease keeps its period and terms, because this process may end before it serves.
         mine = replace(before, epoch=held + 1, run=run, holder=holder, urls=(), renewed=0, released=False)
         if follower is not None:
             mine = mine.without(follower.registration)
         if terms is not None:
-            # A standby must go by these from now on, also before the first renewal.
+            # These terms bind standbys from now on, even before the first renewal.
             mine = terms.applied(mine)
         lease = encode_lease(mine)
         request = Create(LEASE, lease) if found is None else Exchange(LEASE, lease, found.etag)
@@ -508,8 +508,8 @@ def take_over(
         if follower is not None and follower.seen is not None and place.epoch != begun:
             raise TakeOverLost(f"epoch {place.epoch} has begun")
         if follower is not None and leased and not (yield from _has_lease(run)):
-            # Only after the end was read: a primary that has its lease again stores a segment before it relies on it,
-            # so a number that was free before it had the lease again is not free any more.
+            # Checked only after the log's end was read. A primary that regains its lease stores a segment before it
+            # relies on the lease, so the number of that segment, which was free at that time, is taken.
             raise TakeOverLost("the primary, or another process, has taken the lease since")
         gap = False
         if directory is not None and place.commit is not None:
@@ -570,7 +570,7 @@ def hold(run: bytes, renewed: int) -> Steps[bool]:
         if found is None or (held := decode_lease(found.data)).run != run:
             return False
         lease = encode_lease(replace(held, renewed=renewed))
-        # If a standby has registered since, again.
+        # The exchange fails if a standby has registered in between: try again.
         if held.renewed == renewed or (yield Exchange(LEASE, lease, found.etag)) is Verdict.DONE:
             return True
 
@@ -580,8 +580,8 @@ def renew(
 ) -> Steps[Lease]:
     """Replace the lease by the next one of its run.
 
-    If that replaces the lease of another run, this one may rely on it only once a segment is stored that was begun
-    afterwards: the other run may still create a seal at a number that it found free before.
+    If that replaces the lease of another run, this run may rely on its lease only once it has stored a segment that it
+    began afterwards: the other run may still create a seal at a number that it found free before.
 
     Returns the lease with the standbys that are registered, and whether it is ``guarded``; or the lease of another run
     that was found instead: it tries to take over. The log shows whether it has succeeded.
@@ -680,7 +680,7 @@ class Reign:
 
     @property
     def says_mode(self) -> bool:
-        """True once the log says the mode of this epoch: before that, nothing is answered that rests on ``ASYNC``."""
+        """True once the log has the mode of this epoch. Before that, no answer may rely on ``ASYNC``."""
         return self._logged.number > 1
 
     @property

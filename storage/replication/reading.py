@@ -105,7 +105,8 @@ async def has_base_after(objects: Objects, place: Place, *, below: int | None = 
     """
     bases = await bases_of(objects)
     if below is None and place.commit is not None and any(base.commit > place.commit for base in bases):
-        # Also of an earlier epoch: then a seal that ends nothing, at a number that was free again, led to this place.
+        # Such a base may be of an earlier epoch: then this place follows a seal that ends nothing, which was stored at a
+        # number that retention had freed.
         return True
     places = [base.place for base in bases if below is None or base.place.epoch < below]
     return any((at.epoch, at.number) > (place.epoch, place.number) for at in places)

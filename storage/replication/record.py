@@ -95,7 +95,7 @@ class Record:
     ahead_ms: int = 0
     """For a standby that is being rebuilt: see ``Followed``."""
     time_ms: int = 0
-    """For a standby that was the primary: when it had made every commit before ``place``."""
+    """For a standby that was the primary: the time by which it had made every commit before ``place``."""
     aside: str = ""
     """For a standby: the folder in the directory to which the store of a deposed primary must still be moved."""
     events: tuple[Event, ...] = ()
@@ -192,8 +192,8 @@ class Followed:
     mode: int
     """The mode of the last segment; 0 if it is not known."""
     ahead_ms: int = 0
-    """By how much the clock of the primary was ahead, as far as all segments show, up to those in the same batch: at
-    least, since each took time until it was read."""
+    """A lower bound of how far the primary's clock was ahead, from all segments up to those in the same batch. It is only a
+    bound, since each segment took some time until it was read."""
 
     def encode(self) -> bytes:
         """Encode the row's value."""
@@ -202,9 +202,9 @@ class Followed:
 
     @classmethod
     def of(cls, record: Record, value: bytes | None) -> Followed:
-        """Return how far a standby's store has followed, at least: by its row, or by the directory's record.
+        """Return the place up to which a standby's store has certainly followed, from its row or the directory's record.
 
-        The row may be of an earlier time as a standby. Raises StoreDamaged.
+        The row may be from an earlier time as a standby. Raises StoreDamaged.
         """
         row = None if value is None else cls.decode(value)
         if row is not None and (row.place.epoch, row.place.number) > (record.place.epoch, record.place.number):
@@ -288,8 +288,8 @@ class RecordFile:
 def rejoin(directory: Path, record: Record, now_ms: int) -> str:
     """Make the locked directory of a deposed primary a standby's, and return the folder there that has its store.
 
-    The new record decides: before it, the directory is the deposed primary's, and after it a standby's, which moves what
-    is left of the store. So it may be killed at any moment, and repeated. Blocks. Raises StoreUnusable.
+    Writing the new record decides: before that, the directory is the deposed primary's; afterwards it is a standby's, which
+    moves the rest of the store. So a kill at any moment does no harm: call it again. Blocks. Raises StoreUnusable.
 
     Args:
       record: the directory's record: that of the deposed primary, or of an interrupted ``rejoin``.

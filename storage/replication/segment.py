@@ -60,7 +60,7 @@ def mode_name(mode: int) -> Literal["async", "sync"] | None:
 
 
 class DamagedLog(StorageFailed):
-    """An object of the commit log is not as it was written, or does not follow the one before it."""
+    """An object of the commit log differs from what was written, or does not follow the one before it."""
 
     title = "The commit log is damaged"
 

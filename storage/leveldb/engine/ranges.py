@@ -33,8 +33,8 @@ _KEY, _VALUE = itemgetter(0), itemgetter(1)
 TOGETHER = 16
 #: Larger rows are read one at a time.
 _TOGETHER_BYTES = 4 << 10
-#: A list's maximum number of rows, and about its maximum size. A page that ends in a list has read the rest in vain,
-#: and each list costs its reader a few microseconds.
+#: A list's maximum number of rows, and its approximate maximum size. If a page ends within a list, the rest of the list
+#: was read for nothing; on the other hand, each list costs its reader a few microseconds.
 LIST_ROWS = 500
 _LIST_BYTES = 256 << 10
 #: Minimum number of plain rows in a list for which they are joined.
