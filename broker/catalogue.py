@@ -235,7 +235,7 @@ class Catalogue:
         return found
 
     def _core_here(self, name: TopicName) -> TopicCore | None:
-        """Return the core of a topic, even a deleted one, that is open here and owned by this instance; else None."""
+        """Return the core of a topic, even a deleted one, that is open here and owned by this instance, or None."""
         if self._ownership is not None and not self._ownership.is_mine(name):
             return None
         core = self._directory.core(name)

@@ -136,7 +136,7 @@ def be_program(client: Client, program: str, run: str) -> None:
     except ProducerFenced:
         sys.exit(f"  {program}: another process continues run {run}")
     except OutcomeUnknown:
-        # The daemon died, and another process of the run has published this by now.
+        # The daemon died, and another process of the run has published this in the meantime.
         sys.exit(f"  {program}: another process may continue run {run}")
 
 

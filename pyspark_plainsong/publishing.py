@@ -182,8 +182,8 @@ class Identity:
 
         Raises:
           NotPublished: the topic does not have the rows.
-          CheckpointRewound: the topic has a later micro-batch, or one of this number that Spark planned separately, so its
-            rows may be others.
+          CheckpointRewound: the topic has a later micro-batch, or one of this number that Spark planned separately, with
+            possibly different rows.
           OutcomeUnknown: the topic may have the rows.
         """
         try:

@@ -168,7 +168,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_offset(self._namespace, positions)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The bounds of a micro-batch; of several all hold, though Spark sees one."""
+        """Return the bound of a micro-batch. If several are set, all apply, though Spark sees only one."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         if self._options.max_bytes is not None:
@@ -218,7 +218,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest known positions, and how many messages of each topic are not in a micro-batch yet.
 
-        Spark shows them in the query's progress as they are, and does nothing else with them. Python sources have no
+        Spark shows them unchanged in the query's progress, and does nothing else with them. Python sources have no
         metrics of their own: see docs/spark-limits.md.
         """
         newest, behind = self._following.newest, self._following.behind

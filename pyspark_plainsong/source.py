@@ -32,7 +32,7 @@ class DefaultSource(DataSource):
         """Check what can be checked before Spark says whether it will read or write, so that ``load()`` raises errors.
 
         Raises:
-          Lacking: earlier than Spark's own import of pyarrow, which would fail without a hint.
+          Lacking: pyarrow is not installed. Spark's own import, later, would fail without a hint.
           BadOption: the options are those of a read, and fit neither a table nor a stream.
         """
         check_pyarrow()

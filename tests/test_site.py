@@ -24,7 +24,7 @@ def test_the_api_reference_has_everything_that_users_import():
 
     text = "\n".join(text for name, text in DOCUMENTS.items() if name.startswith("docs/reference/"))
     headings = set(re.findall(r"^### (\w+)$", text, re.MULTILINE)) | set(re.findall(r"^ *\* `(\w+)` \(", text, re.M))
-    # Values rather than types, and those described as the same with await.
+    # Names without a heading: values, and classes described only as "the same, with await".
     others = {"BYTES", "TEXT", "JSON", "PlainsongError", "command", "outbox_engine", "OutboxTables", "Relayed"}
     names = {*plainsong.__all__, *plainsong.sql.__all__, *plainsong.testing.__all__, *plainsong.errors.__all__}
     missing = {name for name in names if not name.startswith("Async")} - headings - others

@@ -69,7 +69,7 @@ def backup() -> None:
     or a prefix of its own in an object store: s3://bucket/prefix, gs://…,
     az://container/prefix. Credentials come from the environment, as for
     `plainsong replica`. Where DIR holds the second copy of a daemon, `list`,
-    `verify` and `restore` work, as those of `replica`.
+    `verify` and `restore` work like those of `replica`.
 
     Only `create` needs a daemon. A backup contains no tokens, grants or keys,
     but every message, so only its owner can read a folder.
@@ -124,7 +124,7 @@ def create(folder: str, without_damaged: bool, as_json: bool, where: Where) -> N
     again: it reuses what was written. It runs at low priority.
 
     It fails at damaged rows. With --without-damaged it backs up the rest, lists
-    what it left out, and exits with 1 if that was anything.
+    what it left out, and exits with 1 if it left anything out.
     """
     os.nice(NICE)
     with reported(CONTINUES):
@@ -348,7 +348,7 @@ def _sum(manifest: Mapping[str, Any], field: str) -> int:
 def verify(folder: str, backup_id: str | None, deep: bool, timeout_s: float, as_json: bool) -> None:
     """Read every object of a backup, and list what is missing or damaged.
 
-    Exits with 1 if anything is.
+    Exits with 1 if it lists any.
     """
     kept = _open(folder, timeout_s)
     if kept is None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from plainsong.serializers import Serializer, SerializerLike
     from plainsong.transactions import Transaction
 
-#: One delivers, the other watches the deadlines of the messages that wait.
+#: One worker delivers, and the other watches the deadlines of the waiting messages.
 WORKERS = 2
 
 
@@ -290,7 +290,7 @@ class AsyncProducer(AsyncBuffered["ProducerQueue[AsyncSettled[Any]]", "AsyncSett
             raise error from bug
 
     async def _start_in_child(self) -> None:
-        """Closes it: the parent keeps the session."""
+        """Closes the producer in the child: the parent keeps the session."""
         queue = self._opened
         queue.close()
         self._use(queue, f"plainsong-producer-{self.name}", WORKERS)

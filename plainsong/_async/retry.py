@@ -203,7 +203,7 @@ class AsyncChannel:
     async def read(
         self, make: Callable[[Isolation], Call[T]], isolation: Isolation | None, deadline_s: float | None = None
     ) -> T:
-        """The answer to a read with this isolation. None: committed where the daemon can tell, else uncommitted.
+        """The answer to a read with this isolation. None: committed if the daemon can tell, otherwise uncommitted.
 
         Raises:
           as ``call``; TransactionsUnavailable: an explicit ``committed`` cannot be served, or the service is

@@ -326,7 +326,7 @@ class Messages:
 
         Args:
           name: identifies it across restarts; None: the daemon chooses a new, unique name.
-          initial_sequence_id: the first automatic id. None: 0 for a new name, else the one after the last. If lower,
+          initial_sequence_id: the first automatic id. None: 0 for a new name, otherwise the last id + 1. If lower,
             each message up to the last id is reported as a duplicate.
           optional: open even if deduplication is switched off; then a message may be stored twice, and receipts say so.
           retention_s: how long the topic remembers an idle producer, if longer than its default.
@@ -539,8 +539,8 @@ class Messages:
           topics: a name, a pattern (``orders-*``), or several of them. While following, a pattern
             includes new topics within ten seconds.
           start: where to begin in topics without a saved ``position``.
-          follow: wait for more at the end, across restarts of the daemon, until ``stop`` or ``idle_timeout_s``; else end
-            there.
+          follow: wait for more at the end, across restarts of the daemon, until ``stop`` or ``idle_timeout_s``. False:
+            end there.
           until: stop before this place (not with ``follow``).
           limit: stop after this many messages.
           position: a ``FilePosition`` or ``ServerPosition``; the next reader continues after the saved position.

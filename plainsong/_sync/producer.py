@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from plainsong.serializers import Serializer, SerializerLike
     from plainsong.transactions import Transaction
 
-#: One delivers, the other watches the deadlines of the messages that wait.
+#: One worker delivers, and the other watches the deadlines of the waiting messages.
 WORKERS = 2
 
 
@@ -289,7 +289,7 @@ class Producer(Buffered["ProducerQueue[Settled[Any]]", "Settled[Any]"]):
             raise error from bug
 
     def _start_in_child(self) -> None:
-        """Closes it: the parent keeps the session."""
+        """Closes the producer in the child: the parent keeps the session."""
         queue = self._opened
         queue.close()
         self._use(queue, f"plainsong-producer-{self.name}", WORKERS)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 #: Seconds between reads of a query's progress; its end is noticed at once.
 LOOK_S = 1
-#: The setting for the class that writes checkpoints, and the one for checkpoints that no other run will use: it starts no
-#: processes. Spark's default starts some forty for each micro-batch, which take as much time as the rest of a small one.
+#: The setting for the class that writes checkpoints, and a class for checkpoints that no other run will use. That class
+#: starts no processes; Spark's default starts some forty for each micro-batch, which take as long as a small batch itself.
 CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 DISPOSABLE = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 

@@ -125,7 +125,7 @@ class LeftOut(NamedTuple):
 
     table: RowTable
     first: str
-    """An id for messages, else a key in hex. ``last`` has the same form and is included."""
+    """An id for messages, a key in hex for other rows. ``last`` has the same form and is included."""
     last: str
     why: str
 

@@ -76,7 +76,7 @@ class GroupCommit(trio.abc.Instrument):
         Args:
           write: makes a group durable; its StoreError is the answer to the whole group. Called in the thread, or on the
             event loop while the thread is idle; only then with a function to call while the disk syncs.
-          is_hot: returns True if a small group needs the write and its sync now, and nothing else.
+          is_hot: returns True if a small group would need only the write and its sync now.
           max_inline_s: an inline write that takes longer makes the thread write for a while; 0: never write inline.
         """
         self._write = write
@@ -90,13 +90,14 @@ class GroupCommit(trio.abc.Instrument):
         self._gathers = False
         self._gathered: list[PendingWrite] = []
         self._gathered_bytes = 0
-        #: True while the disk syncs an inline write. The thread gets commits begun then only after it.
+        #: True while the disk syncs an inline write. Commits that begin meanwhile are handed to the thread afterwards.
         self._disk_works = False
         self._held_back: list[PendingWrite] = []
         #: Time spent in the submitters' callbacks, which does not count as time of the disk.
         self._callbacks_s = 0.0
-        #: Until then the thread writes, because the disk was slow. The other two determine the duration the next time.
+        #: The thread makes all writes until this time, because the disk was slow.
         self._slow_until_s = 0.0
+        #: These two determine how long the thread writes after the next slow call.
         self._slow_factor, _ = SLOW_FACTORS
         self._quick_calls = QUICK_CALLS
         self._loop = trio.lowlevel.current_trio_token()

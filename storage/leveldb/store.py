@@ -165,7 +165,7 @@ class LevelDBStore:
         await self._tables.reopen_if_failed()
 
     async def check(self, claim: Claim) -> None:
-        """See ``Store.check``. It always holds: no other process can open the directory."""
+        """See ``Store.check``. The claim always holds: no other process can open the directory."""
         del claim
         self._tables.refuse_if_closed()
         await trio.lowlevel.checkpoint()

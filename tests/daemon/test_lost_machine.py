@@ -1,4 +1,4 @@
-"""``replication.mode = "sync"``: the machine is lost under load, again and again, and nothing acknowledged is.
+"""``replication.mode = "sync"``: the machine is lost under load, again and again, but no acknowledged data is lost.
 
 The loads and their checkers are those of the other rings. Each time the daemon is killed, its directory is deleted, and
 the copy is restored from a real S3 server into a new one, whose daemon has a copy of its own.

@@ -1,4 +1,4 @@
-"""Archives for tests, made as the job makes them but of rows that no daemon gave."""
+"""Archives for tests, written by the job's code from rows that the tests made up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def after(message_id: bytes) -> bytes:
 
 
 def messages(spark: SparkSession, times_ms: Sequence[int]) -> DataFrame:
-    """One message at each time, as the connector would give them."""
+    """One message at each time, in the form in which the connector returns messages."""
     rows = []
     for number, time_ms in enumerate(times_ms):
         moment = datetime.fromtimestamp(time_ms / 1000, UTC)

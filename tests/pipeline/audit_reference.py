@@ -1,4 +1,4 @@
-"""The audit tables computed the straightforward way, in Python, message by message: what the job is checked against."""
+"""The audit tables computed the straightforward way, in Python, message by message: the reference for the job's tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-#: Namespaced topic, id, time of publication in ms, payload: what the connector gives of a message.
+#: What the connector returns of a message: namespaced topic, id, time of publication in ms, payload.
 Message = tuple[str, bytes, int, bytes]
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
@@ -69,7 +69,7 @@ def need(fields: dict[str, Any], name: str, kind: type, form: re.Pattern[str] | 
     value = fields.get(name)
     if value is None:
         raise Bad("missing_field", name)
-    # A bool is an int in Python, and an integer beyond 64 bits is none in SQL.
+    # In Python a bool is an int. SQL has no integers of more than 64 bits.
     if type(value) is not kind or (kind is int and not -(2**63) <= value < 2**63):
         raise Bad("wrong_type", name)
     if form is not None and not form.fullmatch(value):
@@ -94,10 +94,10 @@ def all_strings(values: Iterable[Any]) -> bool:
 
 
 class Tables:
-    """The four tables, as Python would keep them."""
+    """The four tables as Python dictionaries."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
-        #: By topic and id, so that a message that comes again is one.
+        #: By topic and id, so that a repeated message counts once.
         self.trail: dict[tuple[str, bytes], tuple[Any, ...]] = {}
         self.dead: dict[tuple[str, bytes], tuple[Any, ...]] = {}
         self.usage: dict[tuple[str, ...], list[int]] = {}
@@ -151,7 +151,7 @@ def flows_of(
 
 
 def distances(steps: set[tuple[str, str]], start: str) -> dict[str, int]:
-    """Datasets that come from `start`, by the number of steps, by trying longer and longer ways."""
+    """Return the distance in steps of every dataset derived from `start`, by trying longer and longer paths."""
     found: dict[str, int] = {}
     now = {start}
     for distance in range(1, len(steps) + 1):

@@ -1,7 +1,7 @@
 """Reads a Delta table with another program: ``engine_program.py ENGINE FOLDER '[[DAY, VERSION], …]'``.
 
-It runs in an environment of its own, which has nothing of Plainsong, so what it reads needs none of our code. DAY and
-VERSION may be null. For each pair it prints a line: a JSON array of ids (hex), payloads, and headers.
+It runs in an environment without Plainsong, which proves that reading an archive needs none of our code. DAY and VERSION
+may be null. For each pair it prints a line: a JSON array of ids (hex), payloads, and headers.
 """
 
 from __future__ import annotations

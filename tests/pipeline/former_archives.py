@@ -1,4 +1,4 @@
-"""Archives as earlier versions wrote them: folders of Parquet with a manifest each."""
+"""Archives in the form that earlier versions wrote: each is a folder of Parquet files with a manifest."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def rates(rows: Sequence[Row], topics: Sequence[Topic], grid: Grid) -> set[tuple
 
 
 def visible(rows: Sequence[Row], decisions: Sequence[Decision]) -> dict[bytes, tuple[int | None, str]]:
-    """By message: how long it waited, and how well that is known. Walks along each topic as a reader does."""
+    """Return each message's wait, and how exactly it is known. Passes over each topic in a reader's order."""
     known = {decision.pointer: decision for decision in decisions}
     found: dict[bytes, tuple[int | None, str]] = {}
     by_topic: dict[str, list[Row]] = defaultdict(list)

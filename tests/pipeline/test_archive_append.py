@@ -1,4 +1,4 @@
-"""Topics become archives: once, whatever is killed, and nothing expires unseen."""
+"""Each message of a topic is archived exactly once, whatever is killed, and a run reports messages that expired before."""
 
 from __future__ import annotations
 

@@ -70,12 +70,12 @@ class Died(Exception):
     """Stands for the death of a run."""
 
 
-#: Every call of a migration that changes the archive: each file and folder that is removed is one.
+#: Every call of a migration that changes the archive. It makes one for each file and folder that it removes.
 CHANGES = ((TopicTable, "create"), (ArchiveWriter, "write"), (TopicTable, "_commit"), (os, "unlink"), (os, "rmdir"))
 
 
 def test_a_migration_that_dies_before_any_change_continues_there(spark, run, root, monkeypatch):
-    """The first run dies before its first change, the second before its second, and so on, each where one ended."""
+    """The first run dies before its first change, the second before its second, and so on. Each continues the last."""
     left = 0
 
     def dying(real):

@@ -19,7 +19,7 @@ from tests.storage.replication.s3_server import BUCKET, s3_server
 
 
 class S3Files(LocalFiles):
-    """The library's files are in a bucket; the rest of what is asked is answered from a folder."""
+    """The library's files are in a bucket; all other questions are answered from a folder."""
 
     def table(self, path):
         return f"s3://{BUCKET}/{path}"
@@ -49,7 +49,7 @@ def opened(files):
 
 
 def written(number, at_ms, digest):
-    """A file of one row, which exists nowhere: a commit does not look."""
+    """A file of one row that does not exist: a commit does not check for it."""
     file = TableFile(f"data/{number}/day=2026-01-31/part-{number}.parquet", 10, "2026-01-31", 1, at_ms, at_ms, (1, 1))
     return Written(file, Tally(1, digest), 5)
 

@@ -1,4 +1,4 @@
-"""The audit job at a real daemon: generated input becomes the tables of the reference, whatever is killed, and is asked."""
+"""The audit job at a real daemon: the tables equal the reference's, even after a run was killed, and answer questions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def url(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def said(url):
-    """Runs a command of the job in this process; its output, of which each line is an event."""
+    """A function that runs a command of the job in this process and returns the events of its output."""
 
     def say(*words, code=0):
         done = CliRunner().invoke(audit, [*words, "--url", url, "--json"], catch_exceptions=True)
@@ -58,7 +58,7 @@ def said(url):
 
 @pytest.fixture(scope="module")
 def answer(said):
-    """The rows that a command answers with."""
+    """A function that runs a command and returns the rows of its answer."""
 
     def ask(*words):
         return [each["row"] for each in said(*words) if "row" in each]
@@ -68,7 +68,7 @@ def answer(said):
 
 @pytest.fixture(scope="module")
 def root(spark, url, said, tmp_path_factory):
-    """Tables of a generated topic, of which the run was killed on the way."""
+    """Tables of a generated topic, made by a run that was killed and a second run."""
     folder = tmp_path_factory.mktemp("tables") / "audit-tables"
     words = ("generate", "--messages", str(MESSAGES), "--seed", str(SEED), "--bad", str(BAD), "--topic", "audit")
     said(*words, "--create")
@@ -90,7 +90,7 @@ def half_written(folder):
 
 
 def killed_when(url, folder, ripe):
-    """A run of its own that is killed with its JVM and workers, when it is where it is to be killed."""
+    """Start a run in a process of its own, and kill it with its JVM and workers once `ripe` returns a true value."""
     environ = {**own_settings(os.environ), **spark_environ(), "PYTHONPATH": str(ROOT)}
     command = [
         sys.executable,
@@ -256,7 +256,7 @@ def test_lineage_is_walked_up_and_down_to_any_depth(root, expected, answer):
 
 
 def test_flows_are_published_for_the_console_on_request(spark, url, root, expected, said):
-    """Each once, however many runs made it, and as the tables have them."""
+    """Each flow is published once, however many runs made it, with the values of the tables."""
     run = Run("audit", Where((url,)), spark=spark)
     with pytest.raises(CommandFailed):
         publish_flows(run, root, load_manifest(root))

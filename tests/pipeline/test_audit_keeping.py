@@ -108,7 +108,7 @@ def dies():
 
 
 def test_a_recreated_topic_is_read_from_its_beginning_and_another_topic_is_separate(spark, tmp_path):
-    """Its ids may be smaller than those before: a clock may be set back."""
+    """The ids of the new topic may be smaller than those of the old one, since a clock may be set back."""
     later = messages_of([b"one"], first=100)
     with keep(tmp_path, TABLES) as keeping:
         keeping.begin({"default:audit": 1})

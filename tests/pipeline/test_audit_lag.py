@@ -29,7 +29,7 @@ def client(url, request):
 
 @pytest.fixture
 def lag(url, client, monkeypatch, tmp_path):
-    """The lag of topics whose last messages in the tables are given, a minute from now."""
+    """Calculates the lag of topics one minute from now, given the last message of each that is in the tables."""
     monkeypatch.setattr(stream, "now_ms", lambda: now_ms() + 60_000)
 
     def told(*topics, uncommitted=False, **through):

@@ -1,4 +1,4 @@
-"""Lineage: what a dataset came from and went to, at any depth, around cycles; compared with a search of all paths."""
+"""Lineage: the sources and targets of a dataset, at any depth, around cycles; compared with a search of all paths."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def step(flow, direction):
 
 
 def write_edges(root: Path, every, parts: int = 1, times=None) -> None:
-    """A table of edges, as the job leaves it, without Spark."""
+    """Write a table of edges in the job's form, without Spark."""
     made = []
     for number in range(parts):
         mine = every[number::parts]

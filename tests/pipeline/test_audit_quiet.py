@@ -50,7 +50,7 @@ def test_consecutive_runs_keep_a_topic_without_messages_safe(tmp_path, clock):
 
 
 def test_after_an_outage_an_empty_topic_proves_nothing(tmp_path, clock):
-    """Its messages may have been published and have expired during the outage."""
+    """Messages may have been published and have expired during the outage."""
     quiet = Quiet(tmp_path, {TOPIC: TTL_S})
     quiet.note(tables(), TOPIC, clock(1001))
     assert not quiet.is_safe(tables())
@@ -86,7 +86,7 @@ def test_a_run_that_took_longer_than_messages_live_fails(tmp_path, clock):
 
 @given(st.lists(st.integers(1, 2500), max_size=6), st.integers(1, 6000))
 def test_no_possible_loss_is_called_safe(tmp_path_factory, gaps, lost_at):
-    """A message is published at `lost_at`, and runs follow at intervals `gaps`: once it has expired unread, none is safe."""
+    """A message is published at `lost_at`, and runs follow at intervals `gaps`. Once it has expired unread, no run is safe."""
     folder, seconds = tmp_path_factory.mktemp("quiet"), 0
     for gap in gaps:
         seconds += gap
@@ -94,7 +94,7 @@ def test_no_possible_loss_is_called_safe(tmp_path_factory, gaps, lost_at):
             patched.setattr(quiet_module, "now_ms", lambda now=seconds: AT_MS + now * 1000)
             quiet = Quiet(folder, {TOPIC: TTL_S})
             if lost_at <= seconds < lost_at + TTL_S:
-                return  # it is found
+                return  # this run reads the message
             if lost_at + TTL_S <= seconds:
                 assert not quiet.is_safe(tables())
             quiet.note(tables(), TOPIC, AT_MS + seconds * 1000)

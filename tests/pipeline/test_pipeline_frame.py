@@ -83,7 +83,7 @@ def test_a_job_of_a_package_that_is_not_installed_says_what_to_install(monkeypat
 
 @pytest.mark.parametrize("found", [None, "/opt/spark/bin/spark-submit"])
 def test_the_line_for_a_cluster_can_be_pasted(capsys, monkeypatch, found):
-    """It works even if the spark-submit next to the interpreter is not on the PATH."""
+    """The line works even if the spark-submit next to the interpreter is not on the PATH."""
     monkeypatch.setattr(pipeline_command.shutil, "which", lambda name: found)
     _, out, _ = said(capsys, "run", "--print", "--master", "spark://host:7077", "archive", "compact", "--root", "a b")
     script = ROOT / "pyspark_plainsong" / "pipeline" / "archive" / "__main__.py"
@@ -367,7 +367,7 @@ def test_every_line_of_the_page_that_runs_a_job_can_be_parsed():
 
 
 def test_no_job_imports_pyspark_before_it_runs():
-    """At the top of a command's module it would make help and errors wait for it."""
+    """An import at the top of a command's module would delay help and errors."""
     folder = ROOT / "pyspark_plainsong" / "pipeline"
     paths = [*folder.glob("*.py"), *folder.glob("*/command.py")]
     assert len(paths) > 8

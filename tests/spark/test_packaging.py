@@ -123,7 +123,7 @@ def without_pyarrow(plain):
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
-    """A daemon with a topic: jobs look there first."""
+    """A daemon with a topic. Jobs ask the daemon for the topic before they start Spark."""
     with Daemon(tmp_path_factory.mktemp("packaged") / "data") as daemon:
         address = "http://{}:{}".format(*daemon.address)
         with Client(address) as client:
@@ -144,7 +144,7 @@ def test_a_job_without_java_says_what_to_install(installed, url):
 
 
 def test_a_session_without_java_says_so(installed, tmp_path):
-    """The session is the user's own, in which no code of Plainsong runs."""
+    """The user creates this session; no code of Plainsong runs in it."""
     for tool in ("bash", "env", "dirname", "ps"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
     script = "from pyspark.sql import SparkSession; SparkSession.builder.getOrCreate()"

@@ -18,7 +18,8 @@ from tests.certificates import Authority
 from tests.ports import free_port
 
 END = b"\xff" * 20
-#: Status, body; None for the status: say that more comes, and hang up. Both None: hang up at once.
+#: Status and body. With None for the status, the server announces a longer body than it sends, and hangs up. With None
+#: for both, it hangs up at once.
 Reply = tuple[int | None, bytes | None]
 
 
@@ -51,7 +52,7 @@ class Server:
                 self.close_connection = status is None
 
             def log_message(self, *_: Any) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

@@ -36,7 +36,7 @@ def topics(tmp_path_factory):
 
 @pytest.fixture
 def source(spark, tmp_path):
-    """Files of numbers, from 0 on, and what reads one of them in each micro-batch, in two partitions."""
+    """A stream over files of numbers from 0 on, which reads one file in each micro-batch, in two partitions."""
     (tmp_path / "in").mkdir()
     for number in range(FILES):
         rows = range(number * ROWS, (number + 1) * ROWS)
@@ -52,7 +52,7 @@ def source(spark, tmp_path):
 
 @pytest.fixture
 def run(source, tmp_path):
-    """Run the stream over all files, from where its checkpoint says; how it ended is raised."""
+    """A function that runs the stream from its checkpoint to the last file, and raises the error of a failed query."""
 
     def run(options: dict[str, str], checkpoint: str = "checkpoint", **what) -> None:
         disturb = Disturbance(str(tmp_path), **what).option() if what else ""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.answers.messages import ShownMessage
     from plainsong.protocol.records import SetAside
 
-#: The header that counts rows set aside which a page passed.
+#: The header with the number of set-aside rows that a page passed.
 HEADER = "Plainsong-Set-Aside"
 _FIELDS = {"from": ("first", message_id), "to": ("last", message_id)}
 

@@ -140,8 +140,8 @@ def check_unchanged(client: Client, limits: Limits) -> None:
 def plan(limits: Limits) -> list[KeyRange]:
     """Return the ranges of a topic to clean; those of one table do not overlap.
 
-    All messages and payloads of older generations may be removed. Of the current generation the expired messages may,
-    each after the payload rows it refers to, except those on which the state of the producers depends. After them,
+    All messages and payloads of older generations may be removed. Expired messages of the current generation may be
+    removed unless the state of the producers depends on them, each after the payload rows it refers to. After that,
     messages of invalid transactions are rolled back, if it is known which transactions are invalid.
     """
     prefix = generation_prefix(limits.name, limits.generation)

@@ -2,8 +2,8 @@
 
 The bytes come from untrusted clients. Every count is checked against the remaining bytes before anything is allocated,
 every type must be one of the format's, containers nest no deeper than ``MAX_DEPTH``, and fields and skipped items are
-bounded; so a few megabytes of empty structs do not cost seconds. Numbers are big-endian. A struct is fields, each
-``type:u8 id:i16 value``, and a zero byte.
+bounded; so a few megabytes of empty structs do not cost seconds. Numbers are big-endian. A struct consists of its fields,
+each ``type:u8 id:i16 value``, and a zero byte.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from struct import error as StructError  # noqa: N812  # a class
 STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15
 #: How deep containers may nest; Tephra's own nest three deep.
 MAX_DEPTH = 32
-#: Fields, and items skipped one by one, that a reader accepts; lists of numbers are read and skipped in one step.
+#: The maximum number of fields, and of items skipped one by one. Lists of numbers are read and skipped in one step.
 MAX_VALUES = 10_000
 #: The maximum number of byte strings in one list.
 MAX_BINARIES = 200_000
 _SIZES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
-#: The fewest bytes of a value, against which a count is checked.
+#: The smallest size of a value of each type, in bytes, to check the count of a container against the remaining bytes.
 _LEAST = {**_SIZES, STRING: 4, STRUCT: 1, MAP: 6, SET: 5, LIST: 5}
 _I32, _I64, _FIELD = Struct(">i"), Struct(">q"), Struct(">Bh")
 _STOP = bytes([STOP])

@@ -248,7 +248,7 @@ def publish_each(state: TopicState, step: Step, ask: PublishEach, now: Now) -> R
 
 
 def _may_fill(state: TopicState, ask: PublishEach) -> bool:
-    """Return True if the first ones may use up the room: admission counts payloads, usage counts larger rows."""
+    """Return True if the messages may not all fit: admission counts payloads, but usage counts the larger rows."""
     max_bytes = None if state.metadata is None else state.metadata.properties.max_bytes
     if max_bytes is None:
         return False

@@ -494,7 +494,7 @@ class Extent(Walk):
         return self._measure(list(map(len, items)), lambda index: items[index][1 : 1 + ID_BYTES])
 
     def _damaged(self, message_id: bytes, damage: DamagedRow) -> bool:
-        """Raise if there is no message before it, else end there, like a page."""
+        """Raise if there is no message before the damaged row; otherwise end before it, like a page."""
         if not self.count:
             raise damage
         return self._cut()

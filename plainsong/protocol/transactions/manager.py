@@ -240,7 +240,7 @@ class ManagerCore:
         return self.visible.view()
 
     def pointers(self, transaction_id: int) -> tuple[int, ...]:
-        """Return the pointers of an open or invalid transaction; else none."""
+        """Return the pointers of a transaction; none unless it is open or invalid."""
         record = self.ledger.by_pointer.get(transaction_id)
         if record is None or record.transaction_id != transaction_id or record.state not in ("in_progress", "invalid"):
             return ()

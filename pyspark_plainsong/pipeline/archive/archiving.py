@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def append(run: Run, topics: Sequence[str], root: str, *, every: str | None, **options: Any) -> list[str]:
-    """Archive the present backlog, or follow the topics, and those that match a pattern later.
+    """Archive the present backlog; with ``every``, also follow the topics, and new ones that match a pattern.
 
     Args:
       every: the interval of following; None: do not follow.
@@ -74,7 +74,7 @@ class _Appends:
         self._seconds = 0
 
     def begin(self, names: Sequence[str]) -> list[Appending]:
-        """Bring the archives of topics up to date where following cannot.
+        """Prepare topics for following: refill gaps of their archives, and catch up where a position is too old.
 
         Raises:
           CommandFailed: an archive has lost messages that its topic no longer has.
@@ -102,7 +102,7 @@ class _Appends:
         return sorted(self._behind | {topic for topic, each in self._begun.items() if each.end()})
 
     def _later(self, patterns: Sequence[str]) -> list[Appending]:
-        """Begin with topics that match a pattern by now. Called every second; searches every ``LOOK_EVERY`` seconds."""
+        """Begin with new topics that match a pattern. Called every second; searches every ``LOOK_EVERY`` seconds."""
         self._seconds += 1
         if not patterns or self._seconds % LOOK_EVERY:
             return []

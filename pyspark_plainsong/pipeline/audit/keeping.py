@@ -5,8 +5,8 @@ of each topic, and later batches skip rows up to it. So a batch that is repeated
 starts from the beginning, changes nothing. Batch numbers and checkpoints do not matter, only that the messages of a
 topic arrive in order.
 
-Eight parts of a level are merged into one of the next. So a table has a few dozen parts besides the full ones, and each
-row is rewritten once per level.
+Eight parts of a level are merged into one of the next, up to a full size. So a table has at most a few dozen parts that
+are not full, and each row is rewritten once per level.
 """
 
 from __future__ import annotations

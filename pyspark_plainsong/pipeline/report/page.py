@@ -69,7 +69,7 @@ def page_of(report: Report) -> str:
 
 
 def write_page(report: Report, file: Path) -> None:
-    """Write the page atomically. Raises OSError: the file is as it was."""
+    """Write the page atomically. Raises OSError: the file is unchanged."""
     beside = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         beside.write_text(page_of(report), encoding="utf-8")
@@ -133,7 +133,7 @@ STATE_COLOURS = {"committed": COLOURS[2], "in_progress": COLOURS[1], "aborted": 
 STATE_MARKERS = {"committed": "o", "in_progress": "s", "aborted": "X", "invalid": "^"}
 #: Characters of a name in a legend, so that two names fit side by side.
 MAX_NAME = 40
-#: Columns of a legend, at most.
+#: The largest number of columns of a legend.
 MAX_COLUMNS = 4
 #: Inches: the width of a figure, its height without a legend, and what each row of a legend adds.
 _WIDTH, _HEIGHT, _LEGEND_ROW = 8.6, 2.9, 0.24

@@ -1,4 +1,4 @@
-"""The commit log keeps its rules whatever is lost, delayed, copied or killed; and without any one rule it does not."""
+"""The commit log loses no counted commit, whatever is lost, delayed, copied or killed; and it needs each of its rules."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ MISTAKES = [
         "        if verdict is not Verdict.REFUSED:\n            return after(place, seal)[0]\n",
     ),
 ]
-#: The same of ``storage.replication.answers``.
+#: The same for ``storage.replication.answers``.
 MISTAKES_OF_ANSWERS = [
     (
         "seen is safe",
@@ -436,7 +436,7 @@ def test_a_seal_of_a_run_that_has_written_segments_is_a_clones():
     place, seal = protocol.Place(3, 5, digest(b"x"), 40), encode_seal(EpochSeal(4, RUN))
     with pytest.raises(protocol.Foreign):
         answered(protocol.take_over(OTHER, place, known=3, directory=own_directory()), [fetched(seal)])
-    # A start that did not come to its first segment.
+    # The epoch was ours if we started and ended before our first segment.
     begun = protocol.take_over(OTHER, place, known=3, directory=own_directory(writer=b""))
     assert answered(begun, [fetched(seal)]) == protocol.GetAll([log_name(4, 1), log_name(4, 2)])
     segment = Segment(4, 1, RUN, ASYNC, 41, digest(seal), (Commit(1, ()),), 1, 1)
@@ -447,7 +447,7 @@ def test_a_seal_of_a_run_that_has_written_segments_is_a_clones():
 
 
 def answered_on(steps, *answers):
-    """Give a procedure that has begun further answers."""
+    """Give further answers to a procedure that has begun, and return its last request."""
     for answer in answers:
         request = steps.send(answer)
     return request
