@@ -326,12 +326,12 @@ class TransactionActor(Actor[ManagerCore, ManagerStep]):
 
 
 def service_moved() -> NoOwner:
-    """Return the error for: another instance owns the service; nothing happened."""
+    """Return the error of a call that did nothing because another instance owns the service."""
     return NoOwner("another instance owns the transaction service", hint="nothing happened; retry")
 
 
 def service_not_loaded() -> TransactionsUnavailable:
-    """Return the error for: the actor is not loaded yet, or has fallen; nothing happened."""
+    """Return the error of a call that did nothing because the actor is not loaded yet, or has fallen."""
     return TransactionsUnavailable(
         "the transaction service is being loaded", hint=("publishing and polling without transactions still work")
     )

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from storage.base import Store
 
 log = logging.getLogger(__name__)
-#: How long the start waits at most for the daemon's own service, which is loaded from disk, and for Tephra. Plain
-#: publishes and polls are served without either.
+#: The longest time that the start waits for the daemon's own service, which is loaded from disk, and for Tephra. Plain
+#: publishes and polls need neither.
 START_PATIENCE_S = 10.0
 FOREIGN_PATIENCE_S = 1.0
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 GATHER_S = 10.0
 #: Kinds kept for all names together, and the same number for all networks. Beyond that, records are lost, and counted.
 MAX_KINDS = 10_000
-#: Waiting records of one name; its further refusals, whatever their targets, are one record.
+#: Waiting records of one name. Its further refusals of an action, whatever their targets, are one record.
 WAITING_EACH = 15
 EVERYTHING_ELSE = "*"
 #: Kinds of repeated changes that are counted for one name; beyond that, each change is a record.

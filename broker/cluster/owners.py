@@ -234,7 +234,7 @@ class Attempts:
 # --- asks of topics, wherever they are -------------------------------------------------------------
 
 
-#: Asks by which transactions are completed. They are idempotent, and so as repeatable as reads.
+#: Asks by which transactions are completed. They are idempotent, so they may be repeated like reads.
 TOPIC_DECISIONS = (ClosePointers, RollBackPointer)
 
 

@@ -82,7 +82,7 @@ def check(
 ) -> None:
     """Check whether a name may do something, and show the line that grants it.
 
-    Exits with 0 if it may, else with 1. NS:* asks about a whole namespace.
+    Exits with 0 if it may, otherwise with 1. NS:* asks about a whole namespace.
     """
     path = chosen_file("grants", file, config, sets)
     namespace, topic = _resource(resource)

@@ -178,7 +178,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 GIVEN = ("context", "url", *_KEYS[1:], "insecure")
 #: How long one call may take, unless the verb sets another deadline.
 DEADLINE_S = 15.0
-#: How long a connection may take at most.
+#: The longest time that connecting may take.
 CONNECT_S = 5.0
 
 

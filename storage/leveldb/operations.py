@@ -46,7 +46,7 @@ class Seal:
 
 @dataclass(slots=True)
 class Replace:
-    """Replace adjacent sealed volumes with ``target``, or remove them if it is None. The list is up to date already."""
+    """Replace adjacent sealed volumes with ``target``, or remove them if it is None. The list on disk already says so."""
 
     sources: Sequence[Volume]
     target: Volume | None

@@ -306,7 +306,7 @@ class LevelDBTables:
                         _give_way(loop_runs, PATIENCE * (time.perf_counter() - began_s))
 
     def _first_messages(self, start: bytes, stop: bytes, max_bytes: int, row_bytes: int) -> list[Row]:
-        """Return the first messages of a range, at least one if there is any. It is never interrupted, as the commit needs it.
+        """Return the first messages of a range, at least one if there is any. Never interrupted: the commit needs it.
 
         Args:
           max_bytes: of values, with ``row_bytes`` added for each row. The last row may exceed it.

@@ -159,7 +159,7 @@ async def check(harness, listed, view, limit):
 @pytest.mark.parametrize("rows", range(6))
 @pytest.mark.parametrize("scan", [0, 1, 2])
 async def test_a_page_that_fails_among_stored_messages_does_not_affect_the_next(scan, rows):
-    """The original's 3.4.6, for reads: the remains of a failed request appeared at the start of the next page."""
+    """In the original, the remains of a failed read appeared at the start of the next page."""
     async with actors(cache_bytes=0) as harness:
         await harness.create()
         for pointer in (BASE + 1, BASE + 2):

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parents[2]
-#: The modules that a daemon imports before it serves, and those of the commands that move its data. The web framework,
-#: which a daemon loads for the first request other than a publish or poll, would add half as much again.
+#: The modules that a daemon imports before it serves; the web framework, which a daemon loads at the first request other
+#: than a publish or poll, and which takes half as long again; and the modules of the commands that move its data.
 IMPORTED = (
     *("broker.command.serve", "broker.main", "storage.leveldb.store", "storage.memory"),
     *("broker.http.quart_app", "broker.http.http2.server", "encodings.idna"),

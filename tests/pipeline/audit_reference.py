@@ -1,4 +1,4 @@
-"""The audit tables computed the straightforward way, in Python, message by message: the reference for the job's tables."""
+"""The audit tables computed simply, in Python, message by message: the reference for the job's tables."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_run_that_took_longer_than_messages_live_fails(tmp_path, clock):
 
 @given(st.lists(st.integers(1, 2500), max_size=6), st.integers(1, 6000))
 def test_no_possible_loss_is_called_safe(tmp_path_factory, gaps, lost_at):
-    """A message is published at `lost_at`, and runs follow at intervals `gaps`. Once it has expired unread, no run is safe."""
+    """A message is published at `lost_at`, and runs follow at intervals `gaps`; once it has expired unread, none is safe."""
     folder, seconds = tmp_path_factory.mktemp("quiet"), 0
     for gap in gaps:
         seconds += gap

@@ -238,7 +238,7 @@ class ProducerMachine(RuleBasedStateMachine):
         self.model = self.after_cut(before, asks, models, messages)
 
     def after_cut(self, before, asks, models, messages):
-        """Update the model: only the first rows remain, without a partial atomic request; sessions are the topic's."""
+        """Return the model after a power cut: only the first rows remain, and no part of an atomic request."""
         model = copy.deepcopy(before)
         model.lives, model.epochs = models[-1].lives, models[-1].epochs
         lives = {name: [each.life] for name, each in before.known.items()}
@@ -315,7 +315,7 @@ class ProducerMachine(RuleBasedStateMachine):
         self.some_activity_may_be_forgotten()
         self.the_book_says_what_the_model_does()
         self.every_message_is_there_once_in_its_order()
-        # Until the next mark, an atomic request that is cut off would stay, which takes two faults at once.
+        # Until the next mark, an atomic request that is cut off would stay, which requires two faults at once.
         self.topic.ask(SetProperties({"ttl": TTL_S}))
 
     @rule()

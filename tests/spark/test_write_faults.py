@@ -24,7 +24,7 @@ from tests.daemon.harness import Daemon, eventually
 from tests.patience import SPARK_PATIENCE_S
 from tests.ports import free_address
 
-#: A failed save raises the first of these. If the abort fails as well, it raises the second, with the texts of both errors.
+#: A failed save raises the first of these; if the abort fails as well, the second, with the texts of both errors.
 FAILED = (PySparkException, Py4JError)
 ROWS = 4_000
 #: Rows of an Arrow batch; a partition has four batches.

@@ -1,10 +1,10 @@
 """A simulation of the commit log: primaries, standbys, and an object store that loses and delays answers.
 
-Seeded: one seed, one course of events. Directories are killed, copied and started twice, set back to an earlier state,
-and started by clones with the run of another process; running processes are cloned; logs get gaps; standbys follow, and take over at any moment, since
-no clock protects them. ``World.run`` returns the first violation, None if there is none:
+A seed determines the course of events. Directories are killed, copied and started twice, set back to an earlier state,
+and started by clones with the run of another process; running processes are cloned; logs get gaps; standbys follow, and
+take over at any moment, since no clock protects them. ``World.run`` returns the first violation, None if there is none:
 
-* a standby has taken over, and its directory is not what the log says,
+* a standby has taken over, and its directory differs from the log,
 * a commit that a process believed to count is missing in the log, or has other contents there,
 * two processes begin one epoch,
 * the log cannot be read from its root, or has no base,
@@ -515,7 +515,7 @@ class World:
         return self.wrong
 
     def chain(self) -> tuple[list[int], dict[int, bytes]]:
-        """Return the epochs of the log and its commits, read by the letter of the rules and without the code under test."""
+        """Return the epochs of the log and its commits, read strictly by the rules, without the code under test."""
         epochs, log, before, last = [0], {}, NOTHING_BEFORE, None
         self.last_opened = 0
         number, is_void = 1, False
@@ -523,7 +523,7 @@ class World:
             data = found[0]
             if is_segment(data):
                 segment = decode_segment(data)
-                # A clone's, whose own segment before this one is not there: nothing counts up to the seal.
+                # This segment is a clone's, and follows one that is not in the log: nothing counts up to the seal.
                 is_void = is_void or segment.before != before
                 if is_void:
                     number += 1

@@ -66,7 +66,7 @@ numbers = st.integers(1, (1 << 63) - 1)
 
 
 def shown(name):
-    """Return the bytes of a block of the page, and those after each label."""
+    """Return the bytes of a hex block in the documentation, and by label the bytes after each label."""
     (block,) = re.findall(rf"^```hex {name}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     parts, label = {}, ""
     for line in block.splitlines():
