@@ -158,7 +158,7 @@ class ConfigError(Exception):
 # --- cross-field checks ----------------------------------------------------------------------------
 
 
-#: The shortest time of a lease, apart from 0: each renewal takes a request.
+#: The shortest period of a lease, apart from 0: each renewal takes a request.
 MIN_LEASE_S = 1.0
 #: The first setting must be at least this many times the third; otherwise the fourth is the consequence.
 _AT_LEAST = (

@@ -55,7 +55,7 @@ class Client(Messages):
       url: the daemon's URL, or several (a list, or one string with commas): the client fails over to the next if one is
         unreachable or shutting down.
       namespace: the namespace of all topics.
-      token, token_file: a bearer token, or a file whose one line is one, which is read again when the daemon refuses it.
+      token, token_file: a bearer token, or a file with one on its only line, which is read again if the daemon refuses it.
       ca_file: the authorities that are trusted for https, PEM; the system's by default.
       certificate: the files of the client's own certificate and its key, PEM, for daemons that ask for one.
       insecure: send the token unencrypted to another machine; without it, that is an InvalidParameter.

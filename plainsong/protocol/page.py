@@ -121,7 +121,7 @@ class Page:
     count: int = 0
     payload_bytes: int = 0
     last_id: bytes | None = None
-    """The position to resume from, exclusively; None before anything was ever there."""
+    """The position to resume from, exclusively; None if the topic never had a message."""
     end: End = "end"
     attributes: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     pointers: Mapping[int, int] = field(default_factory=dict)

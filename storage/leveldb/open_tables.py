@@ -26,18 +26,18 @@ class OpenTables:
     """The tables that a store has open now. LevelDB must not be closed while a thread is inside.
 
     Args:
-      open_again: opens them; called in a thread.
+      open_again: opens the tables; called in a thread.
       quiet: waits until no commit is under way.
     """
 
     def __init__(self, open_again: Callable[[], LevelDBTables], quiet: Callable[[], Awaitable[None]]) -> None:
         self._open_again = open_again
         self._quiet = quiet
-        #: None while they are being reopened, and after the end.
+        #: The open tables; None while they are being reopened, and once they are closed.
         self.now: LevelDBTables | None = None
-        #: A write has failed: nothing is written before they are reopened. Set by the writer of commits.
+        #: A write has failed: nothing is written until the tables are reopened. Set by the writer of commits.
         self.is_broken = False
-        #: A sync failed after its write: reads must wait until they have been reopened. Set by the writer of commits.
+        #: A sync failed after its write: reads must wait until the tables are reopened. Set by the writer of commits.
         self.shows_undurable = False
         self.is_closed = False
         self.calls_inside = 0
@@ -45,12 +45,12 @@ class OpenTables:
         self._reopening = trio.Lock()
 
     async def open(self) -> None:
-        """Open them for the first time. Raises StoreUnusable."""
+        """Open the tables for the first time. Raises StoreUnusable."""
         self.now = await in_thread(self._open_again)
 
     @asynccontextmanager
     async def closing(self) -> AsyncIterator[None]:
-        """Close them for good, before the block."""
+        """Close the tables for good, then run the block."""
         self.is_closed = True
         async with self._reopening:
             await self._close()
@@ -62,14 +62,14 @@ class OpenTables:
             raise StoreError("the store is closed")
 
     async def reopen_if_failed(self) -> None:
-        """Reopen them if a write has failed. Raises StoreError."""
+        """Reopen the tables if a write has failed. Raises StoreError."""
         async with self._reopening:
             self.refuse_if_closed()
             if self.is_broken or self.now is None or self.now.failed is not None:
                 await self._reopen()
 
     async def run(self, call: Callable[[LevelDBTables], T], limiter: trio.CapacityLimiter) -> T:
-        """Run ``call`` in a thread, and keep them open until it returns. Raises StoreError."""
+        """Run ``call`` in a thread, and keep the tables open until it returns. Raises StoreError."""
         tables = await self.present()
         with self.counted():
             try:
@@ -93,7 +93,7 @@ class OpenTables:
         if self.shows_undurable:
             await self.reopen_if_failed()
         if self.now is None:
-            # They are being reopened: wait for the end of that.
+            # A reopening is under way: wait for its end.
             async with self._reopening:
                 pass
         self.refuse_if_closed()
@@ -103,7 +103,7 @@ class OpenTables:
         return tables
 
     async def _close(self) -> None:
-        """Close them once no thread is inside; new calls wait until they are reopened."""
+        """Close the tables once no thread is inside; new calls wait until they are reopened."""
         tables, self.now = self.now, None
         if tables is None:
             return

@@ -151,7 +151,7 @@ def _shrunk(file: Path) -> Iterator[None]:
     descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         about = os.fstat(descriptor)
-        if about.st_nlink == 1:  # with more links, a copy under examination has the file too
+        if about.st_nlink == 1:  # a file with more links also belongs to a copy under examination
             for shorter in range(about.st_size - STEP_BYTES, 0, -STEP_BYTES):
                 os.ftruncate(descriptor, shorter)
                 yield

@@ -208,7 +208,7 @@ def test_derived_names_tell_reactions_apart_and_are_readable():
 
 
 def test_another_reaction_of_the_same_command_has_to_say_where_it_begins(on, cli, orders, tmp_path):
-    """It may be the same reaction with other arguments, so the command must not skip or repeat messages unasked."""
+    """The user may have changed the arguments of one reaction, so the command must not skip or repeat messages unasked."""
     for name in "ab":
         (tmp_path / name).write_text(f"import sys; print('{name}', sys.stdin.read(), end=' ')", encoding="utf-8")
     one, other = (f"{sys.executable} {tmp_path / name}" for name in "ab")

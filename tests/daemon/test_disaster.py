@@ -14,7 +14,7 @@ from tests.ports import free_port
 from tests.storage.replication.s3_server import s3_server
 
 PAGE = DOCUMENTS["docs/replication.md"]
-#: Replaces a reader who waits until the daemon is up.
+#: A command that waits until the daemon is up, as a reader of the page would.
 UNTIL_ALIVE = "until plainsong doctor --live >/dev/null 2>&1; do sleep 0.1; done"
 LOOK = "curl -s "
 

@@ -1,6 +1,6 @@
-"""Random clients over HTTP and of Tephra's, with crashes: no pointer twice, none seen too early, no missed conflict.
+"""Random clients, over HTTP and Tephra's own, and crashes: no pointer twice, none seen too early, no missed conflict.
 
-Other stores see what a snapshot of Tephra's shows, so that is all that the machine looks at, together with the answers.
+Other stores see only what the snapshots of Tephra's clients show. So the machine examines these snapshots and the answers.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class LostBeginsMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_snapshot_shows_what_may_still_be_written(self):
-        # As a transaction would that began now; none is begun, so that the invariant changes nothing.
+        # The view of a transaction that began now. None is begun, since an invariant must change nothing.
         ledger = self.at.ledger
         view = View(ledger.head.read_pointer, frozenset(ledger.in_progress), frozenset(ledger.invalid))
         for known in self.known.values():
@@ -213,7 +213,7 @@ class LostBeginsMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_conflict_is_missed(self):
-        # As in Tephra, long ones are checked only against the change sets that short ones need.
+        # As in Tephra, long transactions are checked only against the change sets that short ones need.
         committed = [known for known in self.known.values() if known.state == "committed" and not known.long]
         for one in committed:
             for other in committed:

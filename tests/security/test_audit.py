@@ -206,7 +206,7 @@ async def test_a_transaction_id_that_is_not_a_number_is_refused_without_an_inter
 
 
 async def test_a_flood_of_refusals_of_many_kinds_makes_few_records_and_uses_little_memory(daemon, mock_clock):
-    del mock_clock  # with it no time passes, however slow the machine: no further records
+    del mock_clock  # the fixture stops the time, however slow the machine: no further records
     audit = daemon.daemon.service.audit
     for number in range(300):
         await daemon.ask("stranger", "POST", f"{T}/t{number}/publish")
@@ -253,7 +253,7 @@ async def test_many_networks_without_a_name_hide_no_refusal_of_a_name(autojump_c
 
 
 async def test_a_reload_does_not_wait_for_the_next_round_of_refusals(mock_clock):
-    del mock_clock  # with it no time passes
+    del mock_clock  # the fixture stops the time
     made = audit_of()
     for number in range(100):
         refuse(made, f"n{number}", "ns:t")

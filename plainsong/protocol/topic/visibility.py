@@ -178,7 +178,7 @@ class Reference:
     ttl_s: int | None
     winners: frozenset[int] | None
     held_at: bytes | None
-    """The bound before which the reader stops if a message of the reference is for it; None if it does not stop."""
+    """The bound before which the reader stops if the reference has a message for it; None if it does not stop."""
     start: bytes
     stop: bytes
     """``[start, stop)`` of the payload keys."""
