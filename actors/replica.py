@@ -61,7 +61,7 @@ class Peer(Protocol):
 
 
 class Replica:
-    """Implements ``Authority`` and ``Transactions`` from the updates of the service."""
+    """Answers ``standing`` and ``view`` from the updates of the service."""
 
     def __init__(self, peer: Peer, pointers: PointerIndex) -> None:
         self._peer = peer

@@ -539,7 +539,7 @@ def _shown_position(answer: Answer) -> dict[str, Any] | None:
 
 
 def _after(route: str, request: Request, answer: Answer) -> Any:
-    """Return the requested properties for routes that set them, and for an import the changes it made."""
+    """Return what the request asked for, if its body says that, and for an import the changes it made."""
     if route == "put_definitions" and isinstance(answer.body, bytes):
         lists = json.loads(answer.body)
         return {verdict: _some(lists[verdict]) for verdict in ("created", "changed", "deleted")}

@@ -145,7 +145,7 @@ class Lightweight:
                 self._end("unknown")
 
     def abort(self) -> None:
-        """Drops the messages. Idempotent. Raises NoTransaction: it is committed, or a commit is under way."""
+        """Drops the messages. Idempotent. Raises NoTransaction: it is committed, may be, or a commit is under way."""
         with self._lock:
             if self.state == "open":
                 self._end("aborted")

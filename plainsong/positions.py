@@ -390,7 +390,7 @@ class FilePosition:
         return found
 
     def save(self, daemon: Daemon, positions: Mapping[str, bytes]) -> None:
-        """Raises PositionNotSaved: the file is unchanged."""
+        """Raises PositionNotSaved: the file is unchanged, unless only a last sync failed."""
         self._known.update({f"{daemon.namespace}:{topic}": at.hex() for topic, at in positions.items()})
         self._write()
 
@@ -416,7 +416,7 @@ class FilePosition:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file atomically and durably. Raises OSError: the file is unchanged."""
+    """Replaces a file atomically and durably. Raises OSError: the file is unchanged, unless only a last sync failed."""
     import tempfile  # here, since most programs keep no position in a file
 
     handle, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".tmp", dir=path.parent)

@@ -364,7 +364,7 @@ class Answering:
             "stream": in_task(self._stream),
             "tables": in_task(self._changed_tables),
         }
-        #: Handlers of the front ends' reports, which get no reply.
+        #: Handlers of the front ends' reports, which get an empty reply.
         self._reports: dict[str, Callable[[Any], object]] = {
             "counted": self._counted,
             "refused": self._refused,

@@ -49,8 +49,8 @@ STEP_ROWS = 1000
 #: A step removes fences only in topics with more of them than this, and reads up to this many rows of a topic to check.
 MANY_FENCES = 16
 _ROWS_FOR_FENCES = 10_000
-#: Maximum number of rows with entries of a chain that the check reads; if there are more, it reads only the first one,
-#: which has the lowest epoch.
+#: Maximum number of rows with entries of a chain that the check reads; if there are more, only the first one counts, which
+#: has the lowest epoch.
 FEW_ENTRIES = 100
 #: Maximum number of unreadable rows that are logged, for a table that is damaged throughout.
 _MAX_LOGGED = 1000

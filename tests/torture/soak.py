@@ -1,10 +1,10 @@
 """A long run: ``python -m tests.torture.soak --minutes 60``.
 
-A daemon gets half of its maximum load (``--load`` sets another fraction) from plain publishers, producers and
-transactions. Its messages live for twenty seconds; readers follow, or repeatedly read everything; a backup is made
-every few minutes; the daemon is stopped or killed, and restarted, after a quarter and after half of the time. Its
-resource usage and the latency of publishes are measured throughout. From the last start on, after a warm-up, all
-measurements must be flat, and every reader must have seen every acknowledged message once and in order.
+A daemon gets half of its maximum load (``--load`` sets another fraction) from publishers and transactions. Its messages
+live for twenty seconds; readers follow, or repeatedly read everything; a backup is made every few minutes; the daemon is
+stopped after a quarter of the time, killed after half of it, and restarted. Its resource usage and the latency of
+publishes are measured throughout. From the last start on, after a warm-up, all measurements must be flat, and every
+reader that follows must have seen every acknowledged message once and in order.
 """
 
 from __future__ import annotations

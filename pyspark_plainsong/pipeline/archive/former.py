@@ -1,4 +1,4 @@
-"""Reads archives that version 0.2 and earlier wrote, to migrate them.
+"""Reads archives that version 0.1 wrote, to migrate them.
 
     NAMESPACE/TOPIC/gen=1/batches/archive=ID/batch=000000000000-TRY/part-….parquet, _manifest.json
     NAMESPACE/TOPIC/gen=1/days/dt=2026-01-31/entry=ID-TRY/part-….parquet, _manifest.json
