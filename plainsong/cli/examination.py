@@ -198,7 +198,7 @@ def look_at_times(where: Where) -> list[Finding]:
 
 
 def look_at_copy(where: Where) -> list[Finding]:
-    """Reports how far behind the second copy of the store is, and how long a write to its object store takes."""
+    """Reports the lag of the store's second copy, and how long a write to its object store takes."""
     try:
         with where.client() as client:
             found = run_call(client, calls.replication())

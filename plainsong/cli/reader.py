@@ -39,7 +39,7 @@ def reader() -> None:
 @json_option
 @where_options
 def list_readers(topic: str, as_json: bool, where: Where) -> None:
-    """List a topic's readers, and how far behind each one is."""
+    """List a topic's readers, and the lag of each."""
     with where.client(topic) as client:
         found = [_with_behind(client, topic, each) for each in client.admin.readers(topic)]
     if as_json:
@@ -63,7 +63,7 @@ def list_readers(topic: str, as_json: bool, where: Where) -> None:
 @json_option
 @where_options
 def show(topic: str, reader: str, as_json: bool, where: Where) -> None:
-    """Show a reader's position and how far it is behind."""
+    """Show a reader's position and lag."""
     with where.client(topic) as client:
         _show(client, topic, reader, as_json=as_json)
 

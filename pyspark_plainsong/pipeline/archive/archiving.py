@@ -195,7 +195,7 @@ class Appending:
             self._run.metrics.write()
 
     def end(self) -> bool:
-        """Report the end of the run; True if the archive still lags too far behind the topic."""
+        """Report the end of the run; True if the archive's lag is still too large."""
         self.tell()
         rows, size = self._rows, self._bytes
         end = self.subject.resumes_at
