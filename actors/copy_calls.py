@@ -1,4 +1,4 @@
-"""A primary's requests to the object store of its second copy, repeated while that is away."""
+"""A primary's requests to the object store of its second copy, repeated while it is unavailable."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CopyCalls:
         return found
 
     async def read(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a read while the object store is away."""
+        """Repeat a read while the object store is unavailable."""
         while True:
             try:
                 return await read()
@@ -56,7 +56,7 @@ class CopyCalls:
                 await trio.sleep(FIRST_PAUSE_S)
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call while the object store refuses access, or the disk a note: rights and space may return."""
+        """Repeat a call while the object store refuses access or the disk refuses a write: rights and space may return."""
         while True:
             try:
                 return await call()

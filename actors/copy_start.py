@@ -122,7 +122,7 @@ class CopyStart:
             if await calls.read(partial(has_base_after, calls.objects, record.place)):
                 raise _too_old(record.place) from None
             raise
-        if record.place.number == 1:  # otherwise the object before it has just been found
+        if record.place.number == 1:  # otherwise ``check_place`` has just found the object before it
             await self._refuse_if_removed(record.place)
         after = record.place.commit
         if self._is_first and after is not None:
@@ -174,7 +174,7 @@ class CopyStart:
                 await self._calls.objects.remove([name])
 
     async def _refuse_if_removed(self, place: Place, *, below: int | None = None) -> None:
-        """Refuse to begin at an end of the log that is none: retention has removed the segments there.
+        """Refuse to begin at a place that only looks like the log's end, because retention has removed what follows.
 
         A seal at such a place ends nothing, since every reader begins with a later base.
 

@@ -470,7 +470,7 @@ class SecondCopy:
             if self._file.record.base is not None:
                 every_s = self._settings.base_every_h * 3600
                 due_s = self._file.record.base_ms / 1000 + every_s - self._now_ms() / 1000
-                # No longer than that, for a base that was made while the clock was ahead.
+                # At most ``every_s``: a base that was made while the clock was ahead would delay the next one.
                 await trio.sleep(min(max(0.0, due_s), every_s))
             if any(each.made is None for each in self._unmade):
                 await trio.sleep(self._interval_s)

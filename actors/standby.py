@@ -158,7 +158,7 @@ class Standby:
         self._lease_read_s = -1e9
         #: When a clean seal was applied.
         self._handed_over_s = -1e9
-        #: When it was last looked for a base after the end of the log.
+        #: The time of the last search for a base after the end of the log.
         self._looked_s = -1e9
         self._tidied_s = clock()
         self._read_ms: int | None = None

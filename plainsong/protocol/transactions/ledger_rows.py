@@ -82,7 +82,10 @@ class Record:
 
     @property
     def may_lose_changes(self) -> bool:
-        """True if its change set may wait for its commit, so that a crash may lose it. A long one needs none to commit."""
+        """True if a crash may lose its change set, after which its commit is refused.
+
+        Long transactions are excluded: they may be committed without a change set.
+        """
         return self.tephra and self.type is TransactionType.SHORT
 
     @property
@@ -283,7 +286,7 @@ class Head:
 
 
 def lost_begins(head: Head, records: Mapping[int, Record], last: int) -> dict[int, Record]:
-    """Return invalid transactions, by id, for the pointers that Tephra's clients may have got in begins without a row.
+    """Return an invalid transaction, by id, for each pointer that a client of Tephra's may have received, and that has no row.
 
     Args:
       last: the last pointer that may have been issued.
