@@ -35,7 +35,7 @@ from storage.replication.protocol import (
     claim_prefix,
     take_over,
 )
-from storage.replication.reading import has_base_after, is_removed
+from storage.replication.reading import check_store, has_base_after, is_removed
 from storage.replication.record import Record, RecordFile, write_record
 from storage.replication.segment import RUN_BYTES
 from storage.threaded import in_thread
@@ -225,6 +225,7 @@ async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
       StoreError, DamagedLog.
     """
     place = record.place
+    await check_store(objects, record.store)
     # Otherwise the seal would be at a number that retention has freed, and end nothing.
     if await is_removed(objects, place):
         raise _too_old(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,9 +27,10 @@ from storage.base import StoreUnusable
 from storage.clock import now_ms
 from storage.directory import DataDirectory, opening_failed, sync_directory
 from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.replication.carry import ObjectStoreUnavailable
 from storage.replication.notices import LEASE, decode_lease
 from storage.replication.protocol import ROOT
-from storage.replication.reading import bases_of, read, store_of
+from storage.replication.reading import bases_of, check_store, read, store_of
 from storage.replication.reading import verify as verify_copy
 from storage.replication.record import read_record, remove_record
 from storage.replication.record import rejoin as make_standby
@@ -353,6 +355,9 @@ def rejoin(file: Path | None, data_dir: str | None, bind: str | None, sets: tupl
                 raise StoreUnusable(f"{directory} has no second copy", hint="name the daemon's data directory")
             if record.standby and not record.aside:
                 raise StoreUnusable(f"{directory} is a standby's already", hint="start the daemon")
+            if config.replication.to:
+                objects = open_objects(config.replication.to, config.replication.timeout_s)
+                trio.run(until_ctrl_c, partial(_check_store, objects, record.store))
             aside = directory / make_standby(directory, record, now_ms())
         finally:
             home.close()
@@ -360,6 +365,12 @@ def rejoin(file: Path | None, data_dir: str | None, bind: str | None, sets: tupl
         echo_json({"store": record.store, "dataDir": str(directory), "aside": str(aside)})
     else:
         click.echo(f"{directory} is a standby's now; its store is in {aside}")
+
+
+async def _check_store(objects: Objects, store: str) -> None:
+    """Raise Foreign if a prefix has the log of another store; an object store that is away decides nothing."""
+    with suppress(ObjectStoreUnavailable):
+        await check_store(objects, store)
 
 
 # --- leave -----------------------------------------------------------------------------------------

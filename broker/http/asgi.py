@@ -97,8 +97,11 @@ class ApplicationCall:
         scope = self._scope()
         try:
             await app(scope, self._receive, self._send)
-        except Exception:
-            log.exception("a request failed", extra={"request_id": _request_id(scope)})
+        except Exception as error:
+            if self.is_kept is None:
+                log.exception("a request failed", extra={"request_id": _request_id(scope)})
+            else:
+                wire.log_cut_off(error, _request_id(scope))
         if not self.has_ended:
             if self.is_kept is not None:
                 raise CutShort

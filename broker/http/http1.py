@@ -40,7 +40,6 @@ from broker.http.messages import (
     answer_for,
     ends_connection,
     new_request_id,
-    only_plain,
     status_of,
 )
 from broker.http.wire import admitted, checked, may_be_refused, ready
@@ -649,11 +648,7 @@ class Http1:
             except OSError:
                 raise  # the reader has left
             except Exception as error:
-                plain, about = only_plain(error), {"request_id": request_id}
-                if plain is None:
-                    log.exception("a streamed answer was cut off", extra=about)
-                else:  # not a bug, such as no room for the next block
-                    log.warning("a streamed answer was cut off", extra={**about, "why": plain.detail})
+                wire.log_cut_off(error, request_id)
                 raise CutShort from error
 
     async def _send_stream(self, stream: BodyStream, length: int | None, *, chunks: bool) -> None:

@@ -137,6 +137,15 @@ def answer_to(error: Exception, request_id: str) -> Answer:
     return answer_for(plain)
 
 
+def log_cut_off(error: Exception, request_id: str) -> None:
+    """Log the error of an answer that has begun, so that it breaks off."""
+    plain, about = only_plain(error), {"request_id": request_id}
+    if plain is None:
+        log.error("a streamed answer was cut off", exc_info=error, extra=about)
+    else:  # not a bug, such as no room for the next block
+        log.warning("a streamed answer was cut off", extra={**about, "why": plain.detail})
+
+
 class _Begun(PassedStream):
     """A stream whose first chunk is already made."""
 

@@ -20,7 +20,7 @@ from storage.replication.bases import (
 )
 from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreUnavailable, read_all
 from storage.replication.notices import LEASE, decode_lease, decode_seal, log_name
-from storage.replication.protocol import AHEAD, Place, after
+from storage.replication.protocol import AHEAD, Foreign, Place, after
 from storage.replication.segment import DamagedLog, decode_segment, is_segment
 from storage.threaded import in_thread
 
@@ -60,6 +60,21 @@ async def store_of(objects: Objects) -> str:
     if found is None:
         raise StoreUnusable("there is no copy: FORMAT is missing", hint="name the prefix as in replication.to")
     return decode_format(found.data)
+
+
+async def check_store(objects: Objects, store: str) -> None:
+    """Check that a prefix has no log of another store than this one.
+
+    Raises:
+      Foreign: it has.
+      StoreError, DamagedLog: that cannot be read.
+    """
+    found = await read(objects, FORMAT_NAME)
+    if found is not None and decode_format(found.data) != store:
+        raise Foreign(
+            "the prefix in replication.to has the copy of another store",
+            hint="name the prefix of this directory's own copy; plainsong replica leave --without-seal unlinks it from that",
+        )
 
 
 async def bases_of(objects: Objects) -> list[Base]:

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from plainsong.protocol.errors import ReplicationUnavailable
 from tests.broker.broker_in_process import in_process
 from tests.broker.listeners import Listener, Reader, ask, post, running
 from tests.patience import PATIENCE_S
@@ -181,7 +182,29 @@ async def test_an_answer_that_contradicts_its_announced_length_ends_its_connecti
         await stream.send_all(get("/") + get("/"))
         with pytest.raises(trio.BrokenResourceError):
             await all_of(stream)
-    assert [record for record in caplog.records if record.getMessage() == "a request failed"]
+    (record,) = [record for record in caplog.records if record.getMessage() == "a streamed answer was cut off"]
+    assert (record.levelname, record.exc_info is None) == ("ERROR", False)
+
+
+async def test_an_answer_that_breaks_off_for_a_known_reason_is_logged_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        raise ExceptionGroup("", [ReplicationUnavailable("the lease is over")])
+
+    async with running(app=app) as listener, await listener.connect() as stream:
+        await stream.send_all(get("/"))
+        with pytest.raises(trio.BrokenResourceError):
+            await all_of(stream)
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert (record.getMessage(), record.levelname, record.exc_info) == (
+        "a streamed answer was cut off",
+        "WARNING",
+        None,
+    )
+    assert record.__dict__["why"] == "the lease is over"
 
 
 @pytest.mark.parametrize("status", [200, 304])

@@ -230,3 +230,22 @@ def test_an_object_store_that_cannot_be_reached_ends_the_start_with_a_reason(tmp
     with pytest.raises(DaemonEnded, match="no answer") as ended:
         daemon.start()
     assert "a-secret" not in str(ended.value)
+
+
+def test_a_directory_pointed_at_the_copy_of_another_store_neither_rejoins_nor_leaves_there(tmp_path, place):
+    with a_daemon(tmp_path, place) as first, Client(url_of(first)) as client:
+        client.create_topic("orders")
+        client.publish("orders", [b"1"])
+        wait_until_all_counts(first)
+    own = f"file:{tmp_path}/own", {}
+    with a_daemon(tmp_path, own, name="other") as other, Client(url_of(other)) as client:
+        client.create_topic("orders")
+        client.publish("orders", [b"2"])
+        wait_until_all_counts(other)
+    for verb in ("rejoin", "leave"):
+        where = ("--data-dir", str(tmp_path / "other"), "--set", f"replication.to={place[0]}")
+        done = run_plainsong("replica", verb, *where, environ={**clean_environ(), **place[1]})
+        assert (done.returncode, done.stdout) == (Exit.FAILED, "")
+        assert "the copy of another store" in done.stderr
+    with a_daemon(tmp_path, own, name="other") as other, Client(url_of(other)) as client:
+        assert values(client) == [b"2"]
