@@ -50,7 +50,7 @@ REPETITIONS = 5
 REMOVED_AT_ONCE = 1000
 #: Parts of the messages of refusals that the library reports as general errors.
 _REFUSALS = ("403 Forbidden", "401 Unauthorized", "SignatureDoesNotMatch", "InvalidAccessKeyId", "AccessDenied")
-_CREDENTIALS = "check the credentials in the environment, and their rights"
+_CREDENTIALS = "check the credentials in the environment, their rights, and this machine's clock"
 _REMOTE: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 
 

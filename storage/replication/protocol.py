@@ -52,7 +52,10 @@ FOREIGN_HINT = (
     "a standby has taken over: follow it with plainsong replica rejoin. Or this directory was copied, or its data "
     "restored elsewhere: to keep this one, plainsong replica leave, then a new prefix"
 )
-LEAVE_HINT = "give this copy up and begin another one: plainsong replica leave, then a new prefix"
+LEAVE_HINT = (
+    "start again; if this remains, give this copy up and begin another one: plainsong replica leave (--without-seal if "
+    "it says so), then a new prefix"
+)
 
 
 # --- requests -----------------------------------------------------------------------------------
@@ -404,7 +407,11 @@ def choose_epoch(
         before = Lease(0, run) if found is None else decode_lease(found.data)
         held = before.epoch
         if held < known:
-            raise BucketWentBack(f"the lease is of epoch {held}, but epoch {known} has begun already")
+            raise BucketWentBack(
+                f"the lease is of epoch {held}, but epoch {known} has begun already: the object store was set back, or "
+                "lost a replacement",
+                hint=LEAVE_HINT,
+            )
         if found is not None and before.run == run and held > last:
             return held  # an earlier write of this attempt took effect after its check
         if seen is not None and before.sign != seen.sign and before.run != run:
