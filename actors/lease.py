@@ -225,6 +225,8 @@ class LeaseKeeper:
         wait_s = max(self._period_s, IDLE_S)
         is_silent = begun_s - self._rival_since_s >= wait_s
         over = self._rival if is_silent or begun_s - self._rivals_since_s >= RIVALS * wait_s else None
+        if over is not None:
+            await look()  # the rival may have sealed the log since the last look, and then the lease stays its own
         epoch = held.epoch if over is None else max(held.epoch, over.epoch)
         wanted = replace(held, epoch=epoch, urls=self.urls, renewed=self._number, counted=self._counted())
         # A rival that hangs in its take-over renews the lease all the time.

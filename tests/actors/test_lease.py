@@ -450,6 +450,24 @@ async def test_a_primary_gets_its_lease_back_from_standbys_that_try_again_and_ag
     assert decode_lease(objects.found[LEASE][0]).run == RUN
 
 
+async def test_a_primary_leaves_the_lease_of_a_rival_that_has_sealed_the_log_since_its_last_look():
+    now_s, objects, rival = 0.0, MemoryObjects(), bytes([1]) * 16
+    keeper = a_keeper(objects, clock=lambda: now_s)
+    epoch = await carry_out(objects, protocol.choose_epoch(RUN, 0, "first", terms=keeper.terms))
+    keeper.began(epoch, RUN, "first", now_s)
+    await carry_out(objects, protocol.choose_epoch(rival, 1, "other"))
+    await keeper._renew(nothing, nothing)
+    now_s = PERIOD_S
+
+    async def look():
+        await trio.lowlevel.checkpoint()
+        raise ReignOver("the rival has sealed the log")
+
+    with pytest.raises(ReignOver):
+        await keeper._renew(look, nothing)
+    assert decode_lease(objects.found[LEASE][0]).run == rival
+
+
 async def test_a_primary_gets_its_lease_back_from_a_process_that_hangs_in_its_take_over_and_renews_the_lease():
     now_s, objects, rival = 0.0, MemoryObjects(), bytes([1]) * 16
     keeper = a_keeper(objects, clock=lambda: now_s)
