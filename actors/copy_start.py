@@ -122,8 +122,8 @@ class CopyStart:
             if await calls.read(partial(has_base_after, calls.objects, record.place)):
                 raise _too_old(record.place) from None
             raise
-        if record.place.number == 1:  # otherwise ``check_place`` has just found the object before it
-            await self._refuse_if_removed(record.place)
+        # Also if the object before it exists: retention may have failed to remove that one.
+        await self._refuse_if_removed(record.place)
         after = record.place.commit
         if self._is_first and after is not None:
             shift = self._outbox.shift

@@ -509,6 +509,21 @@ async def test_a_directory_older_than_everything_that_is_kept_does_not_leave_the
         assert objects.found[LEASE] == lease
 
 
+async def test_a_directory_that_is_too_old_seals_nothing_though_retention_has_left_the_object_before_its_place(
+    tmp_path, objects
+):
+    older = await an_old_directory(tmp_path, objects, keep_s=0)
+    record, left = read_record(older), b"an object that could not be removed"
+    objects._put(log_name(1, 1), left)
+    write_record(older, replace(record, place=replace(record.place, number=2, before=digest(left), commit=0)))
+    lease = objects.found[LEASE]
+    with pytest.raises(BucketWentBack, match="too old"):
+        async with primary(older, objects):
+            pass
+    assert log_name(1, 2) not in objects.found
+    assert objects.found[LEASE] == lease
+
+
 async def test_leaving_a_copy_whose_bucket_was_set_back_needs_no_seal(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(3)
