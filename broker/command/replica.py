@@ -420,14 +420,12 @@ def leave(
                     raise StoreUnusable("replication.to is not set", hint="set it as before, or --without-seal")
                 objects = open_objects(config.replication.to, config.replication.timeout_s)
                 trio.run(until_ctrl_c, partial(leave_copy, objects, directory, record))
-        finally:
-            home.close()
-        if record.standby or record.settle is not None:
-            settle = partial(_settle, directory, LevelDBOptions(config.storage), record, config.replication.lease_s)
-            trio.run(until_ctrl_c, settle)
-        home = DataDirectory.open(directory, address="plainsong replica leave")
-        try:
-            remove_record(directory)
+            # Locked until the end: a daemon that started after the seal would continue the log.
+            if record.standby or record.settle is not None:
+                settle = partial(_settle, home, LevelDBOptions(config.storage), record, config.replication.lease_s)
+                trio.run(until_ctrl_c, settle)
+            else:
+                remove_record(directory)
         finally:
             home.close()
     if as_json:
@@ -436,10 +434,14 @@ def leave(
         click.echo(f"{directory} no longer has a second copy")
 
 
-async def _settle(directory: Path, options: LevelDBOptions, record: Record, lease_s: float) -> None:
-    """Apply the rules of a restore to a store that continues without its log. Raises StoreUnusable, StoreError."""
-    async with await LevelDBStore.open(directory, options, address="plainsong replica leave", follows=True) as store:
+async def _settle(home: DataDirectory, options: LevelDBOptions, record: Record, lease_s: float) -> None:
+    """Apply the rules of a restore to a store that continues without its log, and remove the directory's record of it.
+
+    Releases the directory. Raises StoreUnusable, StoreError.
+    """
+    async with await LevelDBStore.open(home.path, options, follows=True, locked=home) as store:
         await settle_alone(store, record, now_ms, lease_s)
+        await in_thread(remove_record, home.path)
 
 
 # --- shared by all --------------------------------------------------------------------------------

@@ -100,6 +100,7 @@ class LevelDBStore:
         address: str = "",
         shipper: Shipper | None = None,
         follows: bool = False,
+        locked: DataDirectory | None = None,
     ) -> Self:
         """Open the store in ``directory``, and create it if there is none.
 
@@ -110,13 +111,14 @@ class LevelDBStore:
           shipper: takes every commit for the second copy. Without it, a directory that has one is refused: commits
             would be missing from the copy.
           follows: the directory is a standby's, and every commit comes from the log.
+          locked: the directory, if the caller has locked it already; the store releases it when it is closed.
         Raises:
           StoreInUse, StoreTooNew, StoreDamaged, StoreReadOnly, StoreFull, StoreUnusable: nothing was changed.
         """
         chosen = options or LevelDBOptions()
 
         def enter() -> DataDirectory:
-            home = DataDirectory.open(directory, address=address)
+            home = locked or DataDirectory.open(directory, address=address)
             try:
                 if shipper is None and not follows:
                     refuse_replicated(home.path)

@@ -6,13 +6,17 @@ import contextlib
 import json
 import shutil
 import urllib.request
+from dataclasses import replace
 from random import Random
 
 import pytest
+from click.testing import CliRunner
 
+from broker.command.replica import replica as commands
 from plainsong import Client
 from plainsong.cli.command import Exit
-from storage.replication.record import Record, read_record, write_record
+from storage.directory import DataDirectory
+from storage.replication.record import Record, Settle, read_record, write_record
 from tests.daemon.deployment import EACH, REQUESTS, fill
 from tests.daemon.harness import Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
 from tests.storage.replication.s3_server import BUCKET, s3_server
@@ -160,6 +164,26 @@ def test_a_directory_with_a_copy_starts_without_it_only_after_leaving(tmp_path, 
     replica(place, "leave", *options, code=Exit.STORE)
     with Daemon(tmp_path / "data") as daemon:
         daemon.stop()
+
+
+@pytest.mark.parametrize("has_taken_over", [False, True])
+def test_leaving_keeps_the_directory_locked_until_its_record_is_removed(tmp_path, monkeypatch, has_taken_over):
+    place, found = (f"file:{tmp_path}/copy", {}), []
+    with a_daemon(tmp_path, place) as daemon:
+        daemon.stop()
+    if has_taken_over:
+        write_record(tmp_path / "data", replace(read_record(tmp_path / "data"), settle=Settle(1, 0)))
+
+    def close(home):
+        found.append(read_record(home.path) is None)
+        closes(home)
+
+    closes = DataDirectory.close
+    monkeypatch.setattr(DataDirectory, "close", close)
+    words = ("leave", "--data-dir", str(tmp_path / "data"), "--set", f"replication.to={place[0]}")
+    assert CliRunner().invoke(commands, words).exit_code == 0
+    assert found
+    assert all(found)
 
 
 def test_a_standby_that_is_not_built_yet_does_not_become_a_store_by_leaving(tmp_path, place):
