@@ -246,7 +246,18 @@ async def _end_log(objects: Objects, directory: Path, record: Record) -> None:
     known, leased = record.known_epoch, objects.can_exchange
     # Otherwise a standby would take over next to a daemon that serves the directory without a copy.
     terms = Terms(0, allows_standby=False, is_free=True, is_kept=False)
-    await carry_out(objects, take_over(run, record.place, known=known, leased=leased, directory=own, terms=terms))
+    reached = record.place
+
+    async def note(segments: Sequence[Segment]) -> None:
+        nonlocal reached
+        await trio.lowlevel.checkpoint()
+        reached = replace(reached, epoch=segments[-1].epoch, number=segments[-1].number + 1)
+
+    steps = take_over(run, record.place, known=known, leased=leased, directory=own, terms=terms)
+    place = await carry_out(objects, steps, note)
+    # As after a start: retention may have freed the number of the seal since it was checked.
+    if await has_base_after(objects, reached, below=place.epoch):
+        raise _too_old(reached)
 
 
 def _too_old(place: Place) -> BucketWentBack:

@@ -535,7 +535,10 @@ async def test_leaving_a_copy_whose_bucket_was_set_back_needs_no_seal(tmp_path, 
     assert "--without-seal" in refused.value.hint
 
 
-async def test_a_start_does_not_serve_at_a_number_that_retention_has_freed_in_that_moment(tmp_path, objects):
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_neither_a_start_nor_leaving_succeeds_at_a_number_that_retention_has_freed_in_that_moment(
+    tmp_path, objects, leaves
+):
     older, get = await an_old_directory(tmp_path, objects, keep_s=86_400), objects.get
 
     async def get_once(name):
@@ -549,8 +552,11 @@ async def test_a_start_does_not_serve_at_a_number_that_retention_has_freed_in_th
 
     objects.get = get_once
     with pytest.raises(BucketWentBack, match="too old"):
-        async with primary(older, objects):
-            pass
+        if leaves:
+            await leave_copy(objects, older, read_record(older))
+        else:
+            async with primary(older, objects):
+                pass
     assert log_name(1, 1) in objects.found  # the log's first number has a seal now; it ends no epoch
     assert (await verify(objects)).ok
 
