@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import trio
+
 from storage.base import StoreError, StoreUnusable
 from storage.leveldb.shipping import NO_COMMIT
 from storage.replication.bases import FORMAT_NAME, encode_format
