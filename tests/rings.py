@@ -1,7 +1,7 @@
 """Runs rings of tests in parallel, each in its own pytest process: ``python -m tests.rings [RING ...]``.
 
 A ring spends much of its time waiting for processes to start, for time-outs, and for disks. So two more rings than
-there are cores run at once, the longest first, and further ones while cores are still idle. A ring is divided into two
+there are cores run at once, the longest first, and further ones while cores are still idle and memory is free. A ring is divided into two
 only if its tests share no session fixture, which each process would start again.
 
 A test that fails while other rings run is run again, alone. If it then passes, it is reported as unstable: it depends
@@ -34,14 +34,16 @@ from xml.etree import ElementTree
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 OUTPUT = ROOT / "build/tests"
-#: More rings at once would need more memory than most machines have, since a ring runs up to four JVMs.
-MOST_LANES = 6
+#: Beyond this, rings would disturb each other even on a machine with idle cores.
+MOST_LANES = 8
+#: A further ring starts only if this much memory is free: a ring runs up to four JVMs.
+ROOM_BYTES = 3 << 30
 #: The share of the cores that an estimate assumes rings to use, since the last ring runs alone.
 FILLED = 0.9
 #: A further ring starts when this many cores were idle on average for ``IDLE_FOR_S``, because each ring computes at its
 #: start.
-IDLE_CORES = 0.4
-IDLE_FOR_S = 10.0
+IDLE_CORES = 0.3
+IDLE_FOR_S = 5.0
 #: Time that an interrupted ring has to end the processes that it started.
 GRACE_S = 20.0
 #: Rings that search with the same examples each time and start hardly any processes, so that nothing may depend on
@@ -274,10 +276,20 @@ def cores_idle_s(cores: Set[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def free_bytes() -> int:
+    """Return the memory that processes can still use without swapping; a large number if the system does not report it."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return sys.maxsize
+
+
 class Runner:
     """Starts rings while a lane is free, the longest first, and waits for them.
 
-    Beyond its lanes it starts further rings, up to ``most`` at once, while ``idle_s`` shows that cores are idle.
+    Beyond its lanes it starts further rings, up to ``most`` at once, while ``idle_s`` shows that cores are idle, and
+    ``free`` that there is memory for another one.
     """
 
     def __init__(
@@ -288,10 +300,11 @@ class Runner:
         *,
         most: int = 0,
         idle_s: Callable[[], float] = lambda: 0.0,
+        free: Callable[[], int] = free_bytes,
     ) -> None:
         self._waiting = sorted(rings, key=lambda ring: -ring.seconds)
         self._lanes, self._most, self._options = lanes, most, options
-        self._idle_s = idle_s
+        self._idle_s, self._free = idle_s, free
         self._idle_since = time.monotonic(), idle_s()
         self._running: dict[int, Run] = {}
         self._scratch = Path(tempfile.mkdtemp(prefix="plainsong-"))
@@ -321,7 +334,7 @@ class Runner:
         if len(self._running) >= self._most or now_s - then_s < IDLE_FOR_S:
             return False
         self._idle_since = now_s, self._idle_s()
-        return self._idle_since[1] - idle_then_s >= IDLE_CORES * (now_s - then_s)
+        return self._idle_since[1] - idle_then_s >= IDLE_CORES * (now_s - then_s) and self._free() >= ROOM_BYTES
 
     def look_again(self) -> None:
         """Run the failed tests of each ring alone, once, unless their failures are final."""

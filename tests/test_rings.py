@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from tests import rings
-from tests.rings import Ring, Runner, all_rings, cores_idle_s, judge
+from tests.rings import Ring, Runner, all_rings, cores_idle_s, free_bytes, judge
 
 
 def test_every_test_file_belongs_to_one_ring():
@@ -150,15 +150,22 @@ def test_it():
 """
 
 
-@pytest.mark.parametrize(("idle_cores", "patience_s", "order"), [(1, 60, "begun begun"), (0, 1, "begun ended")])
-def test_a_further_ring_starts_while_another_waits_and_not_while_it_computes(
-    tree, tmp_path, monkeypatch, idle_cores, patience_s, order
+@pytest.mark.parametrize(
+    ("idle_cores", "free", "patience_s", "order"),
+    [
+        pytest.param(1, rings.ROOM_BYTES, 60, "begun begun", id="it waits"),
+        pytest.param(0, rings.ROOM_BYTES, 1, "begun ended", id="it computes"),
+        pytest.param(1, rings.ROOM_BYTES - 1, 1, "begun ended", id="no memory"),
+    ],
+)
+def test_a_further_ring_starts_while_another_waits_and_memory_is_free(
+    tree, tmp_path, monkeypatch, idle_cores, free, patience_s, order
 ):
     monkeypatch.setattr(rings, "IDLE_FOR_S", 0.1)
     some = [Ring(f"test_{name}.py", 1, 1) for name in ("first", "second")]
     for ring in some:
         (tmp_path / "tests" / ring.name).write_text(MEETING.format(patience_s=patience_s))
-    runner = Runner(some, 1, ["-q"], most=2, idle_s=lambda: idle_cores * time.monotonic())
+    runner = Runner(some, 1, ["-q"], most=2, idle_s=lambda: idle_cores * time.monotonic(), free=lambda: free)
     runner.run()
     assert judge(runner.ended, some) == 0
     assert (tmp_path / "log").read_text().startswith(order)
@@ -181,3 +188,7 @@ def test_the_idle_time_of_cores_is_what_the_system_reports_for_each():
     # If no core was idle in between, both times are equal except for rounding.
     assert cores_idle_s(set(range(len(each_s)))) >= sum(each_s) - 0.001
     assert cores_idle_s(set()) == 0.0
+
+
+def test_the_free_memory_is_what_the_system_reports():
+    assert 0 < free_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
