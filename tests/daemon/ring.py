@@ -187,8 +187,10 @@ async def reader(place: Place, topic: str, manner: Manner, history: History, rng
                     if manner.by_time and pages % 8 == 0:
                         position = now_ms() - rng.randrange(400)
                     position = await read_page(place, talk, topic, manner, position, history)
-                    if not manner.wait_ms:
-                        await trio.sleep(0.01)  # like a real client, which pauses on an idle topic
+                    # Like a real client, which pauses on an idle topic; an inclusive poll never waits, since the last
+                    # message is there.
+                    if not manner.wait_ms or manner.inclusive:
+                        await trio.sleep(0.01)
         except (ConnectionLost, NotConnected):
             await trio.lowlevel.checkpoint()
 

@@ -29,7 +29,7 @@ SETTINGS = ("retention.interval_s=0.05", "retention.step_rows=20", "storage.min_
 #: rewritten.
 SIZES = {"default sizes": (), "smallest sizes": ("storage.write_buffer_bytes=65536", "storage.volume_bytes=65536")}
 #: How the daemon ends, in this order.
-ENDS = ("storm", "pause", "start", "storm", "drain", "storm", "leave", "storm")
+ENDS = ("storm", "pause", "start", "drain", "leave", "storm")
 SEED = int(os.environ.get("PLAINSONG_RING_SEED", "20"))
 
 

@@ -25,7 +25,7 @@ from tests.storage.replication.s3_server import BUCKET, s3_process
 
 SEED = test_crash_ring.SEED
 #: Set the variable to run a ring manually with more rounds.
-ROUNDS = int(os.environ.get("PLAINSONG_LOST_MACHINES", "3"))
+ROUNDS = int(os.environ.get("PLAINSONG_LOST_MACHINES", "2"))
 
 
 class MortalMachine(Daemon):

@@ -100,7 +100,8 @@ async def reader(place: Place, topic: str, habit: Habit, plot: Plot, pause_s: fl
                 while not place.over:
                     position = await read_page(talk, topic, habit, position, plot)
                     place.count(polled=1)
-                    if not habit.wait_ms or plot.pages[-1].end == "held":
+                    # An inclusive poll never waits, since the last message is there.
+                    if not habit.wait_ms or habit.inclusive or plot.pages[-1].end == "held":
                         await trio.sleep(pause_s)
         except (ConnectionLost, NotConnected, NotDone):
             await trio.sleep(0.01)
