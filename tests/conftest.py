@@ -34,7 +34,9 @@ if (_home := spark_home()) is not None:
 
 # A time limit per example would measure the machine's load. The ordinary run repeats the same search, so that it fails
 # only because of a change; torture looks for new examples.
-settings.register_profile("house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "house", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("torture", settings.get_profile("house"), derandomize=False, max_examples=5_000)
 settings.load_profile("house")
 

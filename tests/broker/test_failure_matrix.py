@@ -123,7 +123,14 @@ WRITES = {"commit": 9, "abort": 4, "rollback": 3, "invalidate": 3, "time-out": 3
         pytest.param(True, id="all written"),
     ],
 )
-@pytest.mark.parametrize("killed", [False, True], ids=["falls", "killed"])
+@pytest.mark.parametrize(
+    "killed",
+    [
+        pytest.param(None, id="every other pair is killed"),
+        pytest.param(False, id="falls", marks=pytest.mark.torture),
+        pytest.param(True, id="killed", marks=pytest.mark.torture),
+    ],
+)
 @pytest.mark.parametrize(
     "client",
     [
@@ -140,6 +147,8 @@ async def test_a_transaction_is_whole_or_absent_whichever_of_its_writes_fails(
     # were.
     for number in range(ENOUGH):
         dies = client == "dies" or (client == "every other one dies" and (number + (applied is True)) % 2 == 1)
-        if not await one_case(end, number, applied, killed=killed, dies=dies):
+        # In pairs, so that daemons are killed with clients that die and with clients that come back.
+        kills = (number // 2 + (applied is False)) % 2 == 1 if killed is None else killed
+        if not await one_case(end, number, applied, killed=kills, dies=dies):
             break
     assert WRITES[end] <= number < ENOUGH

@@ -85,12 +85,20 @@ async def one_case(session, number, applied, *, killed):
         pytest.param(True, id="all written"),
     ],
 )
-@pytest.mark.parametrize("killed", [False, True], ids=["falls", "killed"])
+@pytest.mark.parametrize(
+    "killed",
+    [
+        pytest.param(None, id="every other one is killed"),
+        pytest.param(False, id="falls", marks=pytest.mark.torture),
+        pytest.param(True, id="killed", marks=pytest.mark.torture),
+    ],
+)
 @pytest.mark.parametrize("session", [False, True], ids=["by name", "with sessions"])
 async def test_each_message_is_stored_once_whichever_write_of_its_producers_fails(
     autojump_clock, session, killed, applied
 ):
     for number in range(ENOUGH):
-        if not await one_case(session, number, applied, killed=killed):
+        kills = (number + (applied is True)) % 2 == 1 if killed is None else killed
+        if not await one_case(session, number, applied, killed=kills):
             break
     assert WRITES[session] <= number < ENOUGH

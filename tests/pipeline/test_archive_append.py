@@ -80,8 +80,19 @@ def test_a_topic_is_archived_in_order_and_later_runs_add_only_new_messages(spark
 
 @pytest.mark.parametrize(
     "name",
-    ["a[1]", "{a,b}", "a#b", "a?b*", "a b c"],
-    ids=["brackets", "braces", "hash", "wildcards", "spaces"],
+    [
+        pytest.param("a[1]{a,b}#b?c* d", id="everything"),
+        *(
+            pytest.param(name, id=kind, marks=pytest.mark.torture)
+            for kind, name in (
+                ("brackets", "a[1]"),
+                ("braces", "{a,b}"),
+                ("hash", "a#b"),
+                ("wildcards", "a?b*"),
+                ("spaces", "a b c"),
+            )
+        ),
+    ],
 )
 def test_a_root_may_have_almost_any_name(spark, client, run, tmp_path, name):
     published(client, 0, 10)

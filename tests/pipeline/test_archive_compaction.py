@@ -219,16 +219,24 @@ CHANGED = {
 
 
 def test_a_changed_value_of_any_column_is_damage(spark, archive, monkeypatch):
-    path, file = files_of(archive.root)[0]
-    sound = pq.read_table(path, partitioning=None)
-    assert {*CHANGED} == {*sound.column_names}
+    """One value of each file is changed, of as many columns at once as there are files."""
+    files = files_of(archive.root)
+    sound = {path: pq.read_table(path, partitioning=None) for path, _ in files}
+    assert {*CHANGED} == {*sound[files[0][0]].column_names}
     # Skip the comparison with the log: a change that keeps a file's length would pass it.
     monkeypatch.setattr("pyspark_plainsong.pipeline.archive.verification.altered", lambda *given: {})
-    for name, value in CHANGED.items():
-        index, kind = sound.column_names.index(name), sound.schema.field(name).type
-        column = pa.array([value, *sound[name].to_pylist()[1:]], kind)
-        rewrite(path, sound.set_column(index, sound.schema.field(name), column))
-        assert found_damage(spark, archive)[file.path] == "has 1 rows that do not match their checksums", name
+    for at in range(0, len(CHANGED), len(files)):
+        changes = [*CHANGED.items()][at : at + len(files)]
+        for (path, _), (name, value) in zip(files, changes, strict=False):
+            table = sound[path]
+            index, kind = table.column_names.index(name), table.schema.field(name).type
+            column = pa.array([value, *table[name].to_pylist()[1:]], kind)
+            rewrite(path, table.set_column(index, table.schema.field(name), column))
+        changed = {file.path: name for (_, file), (name, _) in zip(files, changes, strict=False)}
+        found = found_damage(spark, archive)
+        assert {path: found.get(path) for path in changed} == dict.fromkeys(
+            changed, "has 1 rows that do not match their checksums"
+        ), changed
 
 
 def test_pruned_days_are_gone_at_once_and_their_files_with_the_next_vacuum(spark, archive, compaction):

@@ -121,8 +121,12 @@ def run(topic, history):
         yield
 
 
+#: An example verifies a history after each step.
+EXAMPLES = 100 if settings.get_current_profile_name() == "house" else 1_000
+
+
 @given(st.lists(events, max_size=14))
-@settings(max_examples=300)
+@settings(max_examples=EXAMPLES)
 def test_a_chained_topic_passes_verification_after_every_step(history):
     topic = ChainedTopic(TopicLimits(max_lifetime_ms=0, checkpoint_rows=4))
     for _ in run(topic, history):
@@ -133,7 +137,7 @@ def test_a_chained_topic_passes_verification_after_every_step(history):
 
 
 @given(st.lists(events, max_size=10), st.data())
-@settings(max_examples=200)
+@settings(max_examples=EXAMPLES)
 def test_a_message_that_disappears_is_found_unless_it_had_expired_or_was_never_covered(history, data):
     topic = ChainedTopic(TopicLimits(max_lifetime_ms=0))
     for _ in run(topic, history):

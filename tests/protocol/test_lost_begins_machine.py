@@ -231,4 +231,4 @@ class LostBeginsMachine(RuleBasedStateMachine):
 
 TestLostBeginsMachine = LostBeginsMachine.TestCase
 if settings.get_current_profile_name() != "torture":
-    TestLostBeginsMachine.settings = settings(max_examples=100, stateful_step_count=50, derandomize=True, database=None)
+    TestLostBeginsMachine.settings = settings(max_examples=50, stateful_step_count=50, derandomize=True, database=None)

@@ -468,4 +468,4 @@ class PointerMachine(RuleBasedStateMachine):
 
 TestPointerMachine = PointerMachine.TestCase
 if settings.get_current_profile_name() != "torture":
-    TestPointerMachine.settings = settings(max_examples=100, stateful_step_count=50, derandomize=True, database=None)
+    TestPointerMachine.settings = settings(max_examples=50, stateful_step_count=50, derandomize=True, database=None)

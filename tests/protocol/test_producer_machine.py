@@ -398,4 +398,4 @@ class ProducerMachine(RuleBasedStateMachine):
 
 TestProducerMachine = ProducerMachine.TestCase
 if settings.get_current_profile_name() != "torture":
-    TestProducerMachine.settings = settings(max_examples=100, stateful_step_count=40, derandomize=True, database=None)
+    TestProducerMachine.settings = settings(max_examples=50, stateful_step_count=40, derandomize=True, database=None)

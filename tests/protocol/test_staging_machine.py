@@ -360,4 +360,4 @@ class StagingMachine(RuleBasedStateMachine):
 
 TestStagingMachine = StagingMachine.TestCase
 if settings.get_current_profile_name() != "torture":
-    TestStagingMachine.settings = settings(max_examples=100, stateful_step_count=40, derandomize=True, database=None)
+    TestStagingMachine.settings = settings(max_examples=50, stateful_step_count=40, derandomize=True, database=None)

@@ -518,4 +518,4 @@ class TopicMachine(RuleBasedStateMachine):
 
 TestTopicMachine = TopicMachine.TestCase
 if settings.get_current_profile_name() != "torture":
-    TestTopicMachine.settings = settings(max_examples=100, stateful_step_count=50, derandomize=True, database=None)
+    TestTopicMachine.settings = settings(max_examples=50, stateful_step_count=50, derandomize=True, database=None)

@@ -357,4 +357,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 TestManagerMachine = ManagerMachine.TestCase
 if settings.get_current_profile_name() != "torture":
-    TestManagerMachine.settings = settings(max_examples=100, stateful_step_count=50, derandomize=True, database=None)
+    TestManagerMachine.settings = settings(max_examples=50, stateful_step_count=50, derandomize=True, database=None)
