@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import trio
 import trio._core._run as internals
+from hypothesis import settings
 from trio.testing import MockClock
 
 from actors import lease, standby
@@ -31,7 +32,8 @@ from storage.replication.segment import ASYNC, is_segment
 from tests.planted import planted
 from tests.storage.replication.objects import MemoryObjects
 
-SEEDS = 40
+#: Runs of each kind; ``make torture`` does many more.
+SEEDS = 20 if settings.get_current_profile_name() == "house" else 1_000
 #: Enough for each planted mistake.
 SEEDS_OF_MISTAKES = 400
 PERIOD_S = 10.0

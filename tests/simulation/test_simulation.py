@@ -14,8 +14,8 @@ from tests.simulation import clocks, scheduling
 from tests.simulation.__main__ import noted
 from tests.simulation.world import AMONG_SEVERAL, CLIENTS, EVERYWHERE, KNOBS, plan_of, simulate
 
-#: Histories of an ordinary run, 15 seconds on one core; ``make torture`` and ``make simulate`` run more.
-COUNT = 200
+#: Histories of an ordinary run, 10 seconds on one core; ``make torture`` and ``make simulate`` run more.
+COUNT = 100
 
 
 def simulation(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
