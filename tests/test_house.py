@@ -1,4 +1,7 @@
-"""The structure of the code: layers, first sentences of files, generated code, and a correct example."""
+"""The structure of the code: no rings of imports, first sentences of files, and a correct example.
+
+``tests/test_static.py`` checks layers and most generated files.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +25,8 @@ from scripts.audit import judged
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bench.structure import Source
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("storage", "actors", "broker", "plainsong", "pyspark_plainsong")
 
@@ -30,26 +36,6 @@ SOURCES = sorted(path for floor in (*PACKAGES, "bench", "examples", "tests") for
 
 def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-def test_imports_keep_to_the_layers_and_libraries_to_their_homes():
-    lint = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_client_for_threads_is_generated_from_the_one_for_event_loops():
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/unasync.py", "--check"], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_manual_pages_and_completions_match_the_verbs():
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/manpages.py", "--check"], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_api_reference_matches_the_code():
@@ -70,15 +56,21 @@ def test_the_daemon_starts_without_the_libraries_that_only_some_daemons_need():
     )
 
 
+@cache
+def known_sources() -> dict[str, Source]:
+    """Return every module of the packages, parsed once."""
+    return sources(ROOT, PACKAGES)
+
+
 def test_no_imports_run_in_a_ring_those_for_types_included():
-    known = sources(ROOT, PACKAGES)
+    known = known_sources()
     graph = {name: imports_of(source, known, type_only=True) for name, source in known.items()}
     assert [ring for ring in rings(graph) if len(ring) > 1] == []
 
 
 def test_a_class_name_has_one_home_in_a_package():
     homes: dict[tuple[str, str], list[str]] = {}
-    for name, source in sources(ROOT, PACKAGES).items():
+    for name, source in known_sources().items():
         if name.startswith("plainsong._sync"):  # generated from plainsong._async
             continue
         package = "plainsong.protocol" if name.startswith("plainsong.protocol") else name.split(".")[0]
