@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from codeop import compile_command
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -46,6 +47,16 @@ def test_every_block_of_the_page_is_found_and_follows_its_text():
     assert sum(bool(block.shown) for block in blocks) == page.count("```text")
     for block in blocks:
         assert page.splitlines()[block.line] == block.code.splitlines()[0]
+
+
+def test_every_block_can_be_pasted_into_an_interactive_python():
+    for block in script().blocks_of(script().PAGE.read_text()):
+        entered = ""
+        for line in [*block.code.splitlines(), ""]:
+            # Raises SyntaxError where the prompt would: before Python 3.13 it ends an indented block at an empty line only.
+            complete = compile_command(f"{entered}{line}", "<stdin>", "single")
+            entered = "" if complete else f"{entered}{line}\n"
+        assert not entered, f"line {block.line}"
 
 
 def test_the_script_explains_itself():
