@@ -85,7 +85,7 @@ class TransactionSettings:
 #
 # Tephra's clients also write to other stores, where a pointer on no list counts as committed. So their pointers are the
 # few that follow the last one in the head, and a load puts each of these without a row on the invalid list. If none of
-# them is free and recent, the begin's row is written at once.
+# them is free and recent, the begin's row is written at once. No other transaction gets one of them.
 #
 # The change sets of the short transactions of these clients are written with their commits. A crash may lose them, so a
 # commit is refused if such a client began the transaction before the last crash, and it has no change set, not even an
