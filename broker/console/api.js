@@ -28,7 +28,7 @@ function learnTime(answer, askedMs) {
 // The daemon answered with an error.
 export class Problem extends Error {
   constructor({ status, headers }, body) {
-    super(body.detail || body.title || `the answer was ${status}`);
+    super(body.detail || body.title || `the daemon answered with status ${status}`);
     this.status = status;
     // From Retry-After; 0 if the daemon sent none.
     this.retryMs = 1000 * headers.get("Retry-After");

@@ -24,7 +24,7 @@ const KEYS = [
   ["/", "go to the filter"],
   ["j  k", "next and previous row"],
   ["Enter", "open the row"],
-  ["Esc", "close what is open, or go back"],
+  ["Esc", "close the open row or dialog, or go back"],
   ["r", "refresh"],
   ["?", "this list"],
 ];
@@ -89,7 +89,7 @@ class App extends Component {
   // --- announcements -------------------------------------------------------------------------------
 
   connectionText() {
-    if (this.live.word === "away") return `away since ${clock(this.live.since)}`;
+    if (this.live.word === "away") return `disconnected since ${clock(this.live.since)}`;
     return this.live.word;
   }
 
@@ -271,7 +271,7 @@ class Login extends Component {
       }}
     >
       <h1 tabindex="-1">Log in</h1>
-      <p>This daemon requires authentication. Paste a token; <code>plainsong token create</code> makes one. It stays in this tab.</p>
+      <p>This daemon requires authentication. Paste a token; <code>plainsong token create</code> creates one. Only this tab stores it.</p>
       <label>Token<input ref=${this.field} data-testid="login-token" type="password" autocomplete="off" spellcheck="false" value=${typed} onInput=${(event) => this.setState({ typed: event.currentTarget.value })} /></label>
       <p class="buttons"><button type="submit" class="primary" data-testid="login-submit" disabled=${!typed.trim()}>Log in</button></p>
       ${(error || why) && html`<p class="error" role="status" data-testid="login-error">${error || why}</p>`}

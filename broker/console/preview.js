@@ -34,7 +34,7 @@ const MOST_NAMES = 3;
 // The first few names, and how many more there are.
 export const named = (names, total = names.length) => `${names.slice(0, MOST_NAMES).join(", ")}${total > MOST_NAMES ? ` and ${count(total - MOST_NAMES)} more` : ""}`;
 
-const WOULD = { hides: ["disappears", "disappear"], returns: ["comes back", "come back"], removes: ["is removed", "are removed"] };
+const WOULD = { hides: ["disappears", "disappear"], returns: ["reappears", "reappear"], removes: ["is removed", "are removed"] };
 
 // Describe a preview in sentences; `who` has the known names of the clients that the preview counts.
 export function effectLines({ effect = {}, warnings = [] }, who = {}) {
@@ -63,7 +63,7 @@ export function effectLines({ effect = {}, warnings = [] }, who = {}) {
   const concerned = Object.keys(counts).filter((name) => effect[name] > 0).map((name) => many(effect[name], counts[name]) + names(name));
   if (concerned.length) lines.push(`It also affects ${concerned.join(", ")}.`);
   if (effect.removed != null) lines.push(effect.removed ? `${many(effect.removed, "transaction")} ${effect.removed === 1 ? "leaves" : "leave"} the list.` : "None of these is on the list.");
-  if (effect.moves?.topicsOpen > 0) lines.push(`${many(effect.moves.topicsOpen, "open topic")} of it ${effect.moves.topicsOpen === 1 ? "goes" : "go"} to others.`);
+  if (effect.moves?.topicsOpen > 0) lines.push(`${many(effect.moves.topicsOpen, "open topic")} ${effect.moves.topicsOpen === 1 ? "moves" : "move"} to other instances.`);
   if (effect.damagedRows) lines.push(`${many(effect.damagedRows, "row")} of them cannot be parsed.`);
   if (effect.unreadable) lines.push(`${many(effect.unreadable, "place")} cannot be read at all.`);
   if (effect.undeleteUntilMs) lines.push(`It can be restored until ${time(effect.undeleteUntilMs)} (${duration(effect.undeleteUntilMs - now())}).`);

@@ -186,7 +186,7 @@ export function ErrorPanel({ error }) {
   return html`<div class="error" role="status" data-testid="error">
     <strong>${error.message}</strong>
     ${error.hint && html`<span>${error.hint}</span>`}
-    ${error.outcome === "unknown" && html`<span>It is not known whether the request took effect.</span>`}
+    ${error.outcome === "unknown" && html`<span>The request may have taken effect: its outcome is unknown.</span>`}
     ${error.requestId && html`<span class="muted">request <code>${error.requestId}</code></span>`}
   </div>`;
 }

@@ -76,7 +76,7 @@ def _drain_and_pin(screen: Screen, url: str) -> None:
 
         _press(screen, "undrain", "b")
         screen.click("confirm")
-        screen.says("toast", "b gets its share again")
+        screen.says("toast", "b gets its share of the topics again")
         screen.until("it serves again", lambda: _state(screen, "b") == "serving")
         assert screen.complaints() == []
 

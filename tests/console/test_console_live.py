@@ -40,12 +40,12 @@ def test_after_a_kill_the_page_keeps_its_content_and_finds_the_daemon_again(
     screen.one("copy-id")
     screen.says("connection", "live")
     daemon.kill()
-    said = screen.says("connection", "away since")
+    said = screen.says("connection", "disconnected since")
     assert screen.rows() == rows
     assert screen.one("copy-id").is_displayed()
     daemon.start()
     screen.says("connection", "live")
-    assert said.startswith("away since")
+    assert said.startswith("disconnected since")
     client.publish("t", [b"after"])
     screen.says("stat-messages", "31")
     assert screen.rows() == rows
@@ -125,7 +125,7 @@ def test_a_page_whose_daemon_left_before_its_messages_arrived_shows_them_when_it
       window.away && path.includes("/messages") ? Promise.reject(new TypeError("refused")) : real(path, more);"""
     with screen.scripted(script):
         screen.open(f"/console/topics/{ns}/t?open={message.id.hex()}", "stat-messages")
-    screen.says("connection", "away since")
+    screen.says("connection", "disconnected since")
     assert screen.rows() == []
     screen.run("window.away = false")
     screen.click("refresh")

@@ -360,6 +360,6 @@ def test_the_second_copy_is_shown_with_its_lag_and_what_can_be_restored(browser:
 def test_a_scrub_is_started_from_the_page_of_the_cluster(screen: Screen):
     screen.open("/console/cluster", "scrub")
     screen.click("scrub-start")
-    screen.says("confirm-text", "Nothing is changed")
+    screen.says("confirm-text", "It changes nothing")
     screen.click("confirm")
     screen.says("toast", "The scrub has begun")

@@ -93,7 +93,7 @@ def test_a_typed_message_is_published_after_confirmation(screen: Screen, client:
     screen.says("confirm-text", "One message of 14 B", "cannot be undone")
     assert client.poll("t").messages == []
     screen.click("confirm")
-    screen.says("toast", f"published to {ns}:t")
+    screen.says("toast", f"Published one message to {ns}:t")
     assert [message.payload for message in client.poll("t")] == ["gr\u00fcn <b>1</b>".encode()]
     screen.says("message-payload", "gr\u00fcn <b>1</b>")
     assert screen.one("publish-text").get_attribute("value") == ""
@@ -235,10 +235,10 @@ def test_a_deleted_topic_is_shown_as_deleted_and_undeleted_after_a_preview(scree
     screen.says("deleted-banner", "3 messages", "restored")
     assert not screen.all("stat-messages")
     screen.click("topic-undelete")
-    screen.says("confirm-text", "3 messages", "come back")
+    screen.says("confirm-text", "3 messages", "reappear")
     assert client.admin.deleted_topics()
     screen.click("confirm")
-    screen.says("toast", "is back", "3 messages")
+    screen.says("toast", "was restored", "3 messages")
     screen.says("stat-messages", "3")
     screen.gone("deleted-banner")
     assert len(client.poll("orders").messages) == 3
@@ -258,7 +258,7 @@ def test_deleted_topics_are_listed_latest_first_and_undeleted_from_there(screen:
     screen.click_in("css selector", "[data-testid=topic-undelete]", "deleted-row", topic=f"{ns}:first")
     screen.says("confirm-text", "1 message")
     screen.click("confirm")
-    screen.says("toast", "is back")
+    screen.says("toast", "was restored")
     assert screen.path == f"/console/topics/{ns}/first"
     assert client.topics() == ["first"]
 

@@ -268,7 +268,9 @@ def test_instances_are_drained_and_undrained_and_topics_pinned_and_unpinned_afte
     try:
         screen.open("/console/cluster", "instance-row")
         screen.click_in("css selector", "[data-testid=drain]", "instance-row", instance="b")
-        screen.says("confirm-text", "All its topics move to the other instances", "3 open topics of it go to others.")
+        screen.says(
+            "confirm-text", "All its topics move to the other instances", "3 open topics move to other instances."
+        )
         screen.click("cancel")
         screen.gone("confirm")
         assert screen.run("return window.changed") == []

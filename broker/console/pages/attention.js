@@ -6,18 +6,18 @@ import { html, transactionUrl } from "../ui.js";
 const TODO = {
   "held-reader": "Find its client, or abort it there.",
   "old-transaction": "Find its client, or abort it.",
-  "expired-unread": "Check whether the reader still runs; a longer ttl gives it time.",
+  "expired-unread": "Check whether the reader is still running; a longer ttl gives it more time.",
   disk: "Free some disk space, or shorten a ttl.",
   "low-space": "Free some disk space, or shorten a ttl.",
   "slow-sync": "Check what else uses the disk, and whether the disk is failing.",
-  certificate: "Renew it: the daemon loads the new one without a restart.",
+  certificate: "Renew the certificate: the daemon loads the new one without a restart.",
   reload: "Correct the file; until then the previous one stays in force.",
   audit: "Find out why system:audit cannot be written.",
-  damaged: "Set it aside, so that readers get past it; a backup may have the lost messages.",
-  unread: "Check whether its part of the store answers; the scrub tries again every hour.",
-  replication: "Check whether the object store answers, and what the daemon's log says.",
-  clock: "Correct the clock, or wait until it has caught up.",
-  instance: "Check whether it runs, and whether the others can reach it.",
+  damaged: "Set the damaged rows aside so that readers can continue; a backup may have the lost messages.",
+  unread: "Check whether this part of the store answers; the scrub tries again every hour.",
+  replication: "Check the object store, and the daemon's log.",
+  clock: "Correct the clock, or wait until it catches up.",
+  instance: "Check whether it is running, and whether the other instances can reach it.",
 };
 const POINTER = /^(Transaction )(\d{16,19})(.*)$/s;
 

@@ -43,7 +43,7 @@ export class Audit extends Page {
         <form onSubmit=${(event) => (event.preventDefault(), goQuery({ filter: event.currentTarget.elements[0].value, to: null }))}>
           <label><span class="offscreen">Only records that contain</span><${FilterField} data-testid="audit-filter" shown=${this.query.get("filter")} placeholder="contains …  ( / )" /></label></form></div>
       <${ErrorPanel} error=${error} />
-      ${missing && html`<p class="muted" data-testid="audit-empty">There is no audit yet: the topic <code>system:audit</code> is created at the first start with <code>security.authentication = "required"</code>.</p>`}
+      ${missing && html`<p class="muted" data-testid="audit-empty">There is no audit log yet: the topic <code>system:audit</code> is created at the first start with <code>security.authentication = "required"</code>.</p>`}
       ${found && !missing && found.length === 0 && html`<p class="muted" data-testid="audit-empty">No records ${this.query.get("filter") ? "that contain this" : "yet"}${more ? " among those searched; Older continues the search" : ""}.</p>`}
       ${found?.length > 0 &&
       html`<${TableFrame} label="Audit"><table>

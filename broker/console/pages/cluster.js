@@ -23,7 +23,7 @@ export class Cluster extends Page {
   }
 
   scrub() {
-    return this.attempt(() => ({ method: "POST", path: "/v1/scrub", title: "Read every row of this instance now?", lines: ["At a bounded rate, while it serves requests. Nothing is changed; damaged rows are listed."], action: "Scrub", done: "The scrub has begun", harmless: true }));
+    return this.attempt(() => ({ method: "POST", path: "/v1/scrub", title: "Read every row of this instance now?", lines: ["The instance reads at a bounded rate while it serves requests. It changes nothing, and lists damaged rows here."], action: "Scrub", done: "The scrub has begun", harmless: true }));
   }
 
   async change({ method, path, body, title, lines, action, done, dry = false, harmless = false }) {
@@ -45,23 +45,23 @@ export class Cluster extends Page {
   }
 
   drain(name) {
-    return this.attempt(() => ({ method: "PUT", path: pathOf("cluster", "instances", name, "drain"), dry: true, title: `Drain ${name}?`, lines: ["All its topics move to the other instances, step by step. It keeps answering, by asking their owners."], action: "Drain", done: `${name} is being drained` }));
+    return this.attempt(() => ({ method: "PUT", path: pathOf("cluster", "instances", name, "drain"), dry: true, title: `Drain ${name}?`, lines: ["All its topics move to the other instances, step by step. It continues to serve requests by forwarding them to the owners."], action: "Drain", done: `${name} is being drained` }));
   }
 
   undrain(name) {
-    return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "instances", name, "drain"), title: `End the drain of ${name}?`, lines: ["Topics move back to it, step by step."], action: "Undrain", done: `${name} gets its share again` }));
+    return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "instances", name, "drain"), title: `End the drain of ${name}?`, lines: ["Topics move back to it, step by step."], action: "Undrain", done: `${name} gets its share of the topics again` }));
   }
 
   pin() {
     return this.attempt(() => {
       const [ns, topic] = this.topic.current.value.trim().split(":");
       const instance = this.instance.current.value;
-      return { method: "PUT", path: pathOf("cluster", "pins", ns, topic ?? ""), body: { instance }, title: `Pin ${ns}:${topic} to ${instance}?`, lines: ["It stays there while that instance is available, and neither leaving nor drained."], action: "Pin", done: `${ns}:${topic} is pinned to ${instance}` };
+      return { method: "PUT", path: pathOf("cluster", "pins", ns, topic ?? ""), body: { instance }, title: `Pin ${ns}:${topic} to ${instance}?`, lines: ["The topic stays there while that instance is available, and neither leaving nor drained."], action: "Pin", done: `${ns}:${topic} is pinned to ${instance}` };
     });
   }
 
   unpin(name) {
-    return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "pins", ...name.split(":")), title: `Unpin ${name}?`, lines: ["Its placement is automatic again."], action: "Unpin", done: `${name} is not pinned any more` }));
+    return this.attempt(() => ({ method: "DELETE", path: pathOf("cluster", "pins", ...name.split(":")), title: `Unpin ${name}?`, lines: ["Its placement is automatic again."], action: "Unpin", done: `${name} is no longer pinned` }));
   }
 
   render({ app }, { error, cluster, version, ready, scrub, at }) {
@@ -75,9 +75,9 @@ export class Cluster extends Page {
           <${Stat} id="stat-ready" label="Ready" value=${ready?.ready ? "yes" : "no"} />
           <${Stat} id="stat-version" label="Version" value=${version.version} />
           <${Stat} id="stat-store" label="Store" value=${version.store ?? "–"} />
-          <${Stat} id="stat-asked" label="Asked" value=${alone ? "alone" : `${cluster.instance} at ${cluster.address}`} />
+          <${Stat} id="stat-asked" label="Answered by" value=${alone ? "a single instance" : `${cluster.instance} at ${cluster.address}`} />
           <${Stat} id="stat-decides" label="Decides transactions" value=${ready?.transactions?.service === "embedded" ? cluster.transactions ?? "none at the moment" : ready?.transactions?.service ?? "–"} />
-          ${cluster.zookeeper && html`<${Stat} id="stat-zookeeper" label="ZooKeeper" value=${cluster.zookeeper.connected ? "connected" : `away since ${time(cluster.zookeeper.since)}`} />`}
+          ${cluster.zookeeper && html`<${Stat} id="stat-zookeeper" label="ZooKeeper" value=${cluster.zookeeper.connected ? "connected" : `disconnected since ${time(cluster.zookeeper.since)}`} />`}
         </dl>
         ${ready?.reasons?.map((each) => html`<p class="banner"><strong>${each.code}</strong> ${each.detail}</p>`)}
         ${ready?.transactions?.available === false && html`<p class="banner">Committed polls are refused: ${ready.transactions.why}</p>`}
@@ -111,7 +111,7 @@ export class Cluster extends Page {
   }
 }
 
-const ROUNDS = { off: "only on request", waiting: "waiting for its next round", running: "reading", stopped: "stopped, and tried again" };
+const ROUNDS = { off: "it runs only on request", waiting: "it waits for its next round", running: "it is running", stopped: "it stopped, and will be tried again" };
 
 // The state and findings of the scrub on the instance that answers.
 function Scrub({ app, scrub, now, start, aside }) {
@@ -119,7 +119,7 @@ function Scrub({ app, scrub, now, start, aside }) {
   const done = lastCompleteMs === null ? "No round has ended since the start." : `The last round ended ${duration(now - lastCompleteMs)} ago.`;
   return html`<section aria-labelledby="scrub-title" data-testid="scrub"><div class="head"><h2 id="scrub-title">Scrub</h2>
       <${Guarded} app=${app} verb="operate" on="service" data-testid="scrub-start" disabled=${state === "running"} title=${state === "running" ? "a scrub is running" : undefined} onClick=${start}>Scrub now …</${Guarded}></div>
-    <p class="muted">Every row of this instance is read from the disk and checked at intervals: ${ROUNDS[state] ?? state}${state === "running" ? `, ${many(rows, "row")} (${bytes(size)}) so far` : ""}. ${done}${findings.length === 0 && lastCompleteMs !== null ? " It found nothing damaged." : ""}</p>
+    <p class="muted">The scrub reads and checks every row of this instance: ${ROUNDS[state] ?? state}${state === "running" ? `, ${many(rows, "row")} (${bytes(size)}) so far` : ""}. ${done}${findings.length === 0 && lastCompleteMs !== null ? " It found nothing damaged." : ""}</p>
     ${findings.length > 0 &&
     html`<${TableFrame} label="Damaged places"><table><caption class="offscreen">Damaged places</caption>
       <thead><tr><th scope="col">Topic</th><th scope="col">Table</th><th scope="col" class="number">Rows</th><th scope="col">Why</th><th scope="col">Place</th><th scope="col"><span class="offscreen">Mend it</span></th></tr></thead>

@@ -10,12 +10,12 @@ export async function undelete(app, ns, topic, done) {
   const asked = await preview(path, "POST");
   app.confirm({
     title: `Restore ${ns}:${topic}?`,
-    lines: [...effectLines(asked), "Readers find it unchanged, under the same ids."],
+    lines: [...effectLines(asked), "The messages are unchanged, and keep their ids."],
     action: "Undelete",
     harmless: true,
     run: async () => {
       const back = await carryOut(path, "POST", { etag: asked.etag });
-      app.say(said(`${ns}:${topic} is back`, back));
+      app.say(said(`${ns}:${topic} was restored`, back));
       await done();
     },
   });
@@ -29,9 +29,9 @@ export async function setAside(app, ns, topic, from, to, done) {
   app.confirm({
     title: `Set rows of ${ns}:${topic} aside?`,
     lines: [
-      from === to ? `The one at ${from}.` : `From ${from} to ${to}.`,
+      from === to ? `The row at ${from}.` : `From ${from} to ${to}.`,
       ...effectLines(asked),
-      "Readers skip them from then on. The daemon keeps the rows unchanged in a file of its data directory.",
+      "Readers skip them from then on. The daemon copies the rows unchanged to a file in its data directory.",
     ],
     action: "Set aside",
     run: async () => {

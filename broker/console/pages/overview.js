@@ -19,8 +19,8 @@ const COLUMNS = [
   ["messages", "Messages", true],
   ["bytes", "Size", true],
   ["oldestAgeMs", "Oldest", true],
-  ["publishPerSecond", "In, a second", true],
-  ["pollPerSecond", "Out, a second", true],
+  ["publishPerSecond", "In per second", true],
+  ["pollPerSecond", "Out per second", true],
   ["hiddenMessages", "Hidden", true],
 ];
 
@@ -139,7 +139,7 @@ export class Overview extends Page {
         ${!this.deleted &&
         rows &&
         (rows.length === 0
-          ? html`<p class="muted" data-testid="topics-empty">${this.query.get("q") ? "No topic's name contains this." : "There are no topics yet."}</p>`
+          ? html`<p class="muted" data-testid="topics-empty">${this.query.get("q") ? "No topic name contains this text." : "There are no topics yet."}</p>`
           : html`<${TableFrame} label="Topics"><table data-testid="topics">
               <caption class="offscreen">Topics by ${this.sort}</caption>
               <thead><tr>${COLUMNS.map(([column, label, number]) => html`<${SortHead} column=${column} label=${label} number=${number} sort=${this.sort} order=${this.order} onSort=${(each) => this.sortBy(each)} />`)}<th scope="col">Last hour</th></tr></thead>
@@ -169,7 +169,7 @@ export class Overview extends Page {
 
 // Deleted topics, latest first, and for how long each can be restored.
 function Gone({ app, topics, total, now, undelete }) {
-  if (!topics.length) return html`<p class="muted" data-testid="deleted-empty">Nothing was deleted recently.</p>`;
+  if (!topics.length) return html`<p class="muted" data-testid="deleted-empty">No topic was deleted recently.</p>`;
   return html`<${TableFrame} label="Deleted topics"><table data-testid="deleted">
       <caption class="offscreen">Deleted topics, latest first</caption>
       <thead><tr><th scope="col">Topic</th><th scope="col">Deleted</th><th scope="col" class="number">Messages</th><th scope="col" class="number">Size</th><th scope="col">Can be restored</th><th scope="col"><span class="offscreen">Restore</span></th></tr></thead>

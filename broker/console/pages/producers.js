@@ -34,7 +34,7 @@ export class Producers extends Page {
       action: "Forget",
       run: async () => {
         await carryOut(this.path(producer), "DELETE");
-        this.props.app.say(`${producer} is forgotten`);
+        this.props.app.say(`${producer} was forgotten`);
         await this.refresh();
       },
     });
@@ -45,7 +45,7 @@ export class Producers extends Page {
     const after = this.query.get("after");
     return html`<div class="head"><h1 tabindex="-1">Producers of <a href=${topicUrl(route.ns, route.topic)}>${this.name}</a></h1></div>
       <${ErrorPanel} error=${error} />
-      ${found && html`<p class="muted">${count(found.count)} remembered · ${found.deduplication.enabled ? "sequence ids are remembered" : "deduplication is off"}, as the ${found.deduplication.level} says</p>`}
+      ${found && html`<p class="muted">${count(found.count)} remembered · ${found.deduplication.enabled ? "sequence ids are remembered" : "deduplication is off"}, set by the ${found.deduplication.level}</p>`}
       ${found?.producers.length === 0 && html`<p class="muted" data-testid="producers-empty">No producer ${after ? "after this name" : "has published here with sequence ids"}.</p>`}
       ${found?.producers.length > 0 &&
       html`<${TableFrame} label="Producers"><table>

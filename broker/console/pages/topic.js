@@ -164,10 +164,10 @@ export class Topic extends Page {
           <${Stat} id="stat-messages" label="Messages" value=${count(stats.messages, stats.estimated)} title=${stats.estimated ? "an upper bound" : null} />
           <${Stat} id="stat-bytes" label="Size" value=${bytes(stats.bytes, stats.estimated)} title=${`${count(stats.bytes)} bytes`} />
           <${Stat} id="stat-oldest" label="Oldest" value=${stats.oldestAgeMs == null ? "–" : `${duration(stats.oldestAgeMs + when - at)} ago`} title=${stats.oldestAgeMs == null ? null : time(at - stats.oldestAgeMs)} />
-          <${Stat} id="stat-in" label="In, a second" value=${rate(stats.publishPerSecond)} />
-          <${Stat} id="stat-out" label="Out, a second" value=${rate(stats.pollPerSecond)} />
+          <${Stat} id="stat-in" label="In per second" value=${rate(stats.publishPerSecond)} />
+          <${Stat} id="stat-out" label="Out per second" value=${rate(stats.pollPerSecond)} />
           <${Stat} id="stat-parked" label="Waiting polls" value=${count(stats.parkedPolls)} />
-          <${Stat} id="stat-generation" label="Generation" value=${stats.generation} title=${`made ${time(stats.createdMs)}`} />
+          <${Stat} id="stat-generation" label="Generation" value=${stats.generation} title=${`created ${time(stats.createdMs)}`} />
           ${stats.owner && html`<${Stat} id="stat-owner" label="Owner" value=${stats.owner} />`}
           ${history && html`<div class="stat"><dt>Last hour</dt><dd><${Spark} values=${history.published} label="messages published in each of the last 60 minutes" /></dd></div>`}
         </dl>`}
@@ -205,7 +205,7 @@ function Held({ open, hidden, stats, now }) {
     <div><strong>Committed readers are held</strong> by a transaction of ${first.clientId ? html`<strong>${first.clientId}</strong>` : "an unnamed client"}, open for ${duration(now - first.startedMs)} (since ${time(first.startedMs)}).
       ${hidden > 0 ? ` ${many(hidden, "message")} hidden.` : " Nothing is hidden yet."}
       ${open.length > 1 ? ` ${many(open.length - 1, "more open transaction")} after it.` : ""}
-      ${first.expiresMs ? ` It ends by itself in ${duration(first.expiresMs - now)}.` : ""}</div>
+      ${first.expiresMs ? ` It times out in ${duration(first.expiresMs - now)}.` : ""}</div>
     <a class="button" data-testid="held-open" href=${transactionUrl(first.id)}>Open the transaction</a>
   </div>`;
 }
@@ -229,11 +229,11 @@ class Publish extends Component {
         try {
           await ask(path, { method: "POST", body: { messages: [text] } });
         } catch (error) {
-          if (error instanceof Away) error.message += ": the message may have been published. Look at the newest messages before you publish it again.";
+          if (error instanceof Away) error.message += ": the message may have been published. Check the newest messages before you publish it again.";
           throw error;
         }
         this.setState({ text: "" });
-        app.say(`One message was published to ${topic}`);
+        app.say(`Published one message to ${topic}`);
         await done();
       },
     });
@@ -257,7 +257,7 @@ function Readers({ lag, after, now }) {
   return html`<section aria-labelledby="readers-title"><div class="head"><h2 id="readers-title">Readers</h2><span class="muted" data-testid="readers-total">${count(total)}</span></div>
     <${TableFrame} label="Readers"><table data-testid="readers">
       <caption class="offscreen">Readers, their lag and when they were last seen</caption>
-      <thead><tr><th scope="col">Name</th><th scope="col" class="number">To come</th><th scope="col" class="number">Hidden</th><th scope="col" class="number">Expired unread</th><th scope="col" class="number">Behind</th><th scope="col">Last seen</th><th scope="col">Position</th></tr></thead>
+      <thead><tr><th scope="col">Name</th><th scope="col" class="number">Unread</th><th scope="col" class="number">Hidden</th><th scope="col" class="number">Expired unread</th><th scope="col" class="number">Lag</th><th scope="col">Last seen</th><th scope="col">Position</th></tr></thead>
       <tbody>${readers.map((each) => html`<${Row} key=${each.name} data-testid="reader-row" data-reader=${each.name} data-kind=${each.kind}>
           <th scope="row">${each.name}</th>
           <td class="number">${count(each.visible, each.estimated)}</td>
@@ -344,13 +344,13 @@ class Properties extends Component {
     return html`<section aria-labelledby="properties-title"><h2 id="properties-title">Properties</h2>
       <form class="fields" onSubmit=${(event) => event.preventDefault()}>
         ${this.field("ttl", "ttl, seconds", ttl > 0 ? duration(ttl * 1000) : "the daemon's default")}
-        ${this.field("max_bytes", "max_bytes", most > 0 ? bytes(most) : "no bound")}
+        ${this.field("max_bytes", "max_bytes", most > 0 ? bytes(most) : "no limit")}
         ${this.choice("transactional", "transactional", ["optional", "required", "disabled"], "whether publishes need a write pointer")}
         ${this.choice("deduplication", "deduplication", ["inherit", "enabled", "disabled"], deduplication ? `${deduplication.enabled ? "on" : "off"}, as the ${deduplication.level} says` : "")}
       </form>
       <p class="buttons start">
         <${Guarded} app=${app} verb="admin" on=${topic} data-testid="preview" disabled=${!this.changed()} onClick=${() => this.preview()}>Preview the change</${Guarded}>
-        ${this.changed() && html`<button type="button" onClick=${() => this.setState({ edited: {}, asked: null, error: null })}>Put back</button>`}
+        ${this.changed() && html`<button type="button" onClick=${() => this.setState({ edited: {}, asked: null, error: null })}>Reset</button>`}
       </p>
       <${ErrorPanel} error=${error} />
       ${asked &&

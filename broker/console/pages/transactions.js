@@ -100,7 +100,7 @@ export class Transactions extends Page {
       lines: [
         one ? `Transaction ${one.id}${one.clientId ? ` of ${one.clientId}` : ""}.` : `The oldest is ${transactions[0].id}.`,
         ...effectLines(asked),
-        "Their remaining messages are rolled back first; a transaction whose topics cannot all be reached stays. The daemon does this by itself as it cleans: do it by hand only if it cannot.",
+        "Their remaining messages are rolled back first; a transaction whose topics cannot all be reached stays. The daemon does this automatically as it cleans; do it by hand only if it cannot.",
       ],
       action: "Truncate",
       run: async () => {
@@ -129,7 +129,7 @@ export class Transactions extends Page {
     const invalid = (found ?? []).filter((each) => each.state === "invalid");
     const listed = found && opened && !found.some((each) => each.id === opened.id) ? [opened, ...found] : found;
     return html`<div class="head"><h1 tabindex="-1">Transactions</h1>
-        <span class="group" role="group" aria-label="Which">
+        <span class="group" role="group" aria-label="State">
           ${[[null, "Open and invalid"], ["in_progress", "Open"], ["invalid", "Invalid"], ["committed", "Committed"], ["aborted", "Rolled back"]].map(
             ([value, label]) => html`<button type="button" data-testid=${`state-${value ?? "all"}`} aria-pressed=${state === value} onClick=${() => goQuery({ state: value, rows: null, open: null })}>${label}</button>`,
           )}
@@ -162,7 +162,7 @@ export class Transactions extends Page {
       <th scope="row"><button type="button" class="plain" aria-expanded=${opened?.id === each.id} onClick=${open}>${each.clientId || "unnamed"}</button>${each.name && each.name !== each.clientId ? html` <span class="muted">${each.name}</span>` : ""}</th>
       <td><span class=${`state ${color}`}>${word}</span>${each.type === "long" ? " long" : ""}</td>
       <td class="number" title=${`begun ${time(each.startedMs)}`}>${each.startedMs == null ? "–" : duration(now - each.startedMs)}</td>
-      <td class="number" title=${each.expiresMs ? time(each.expiresMs) : null}>${ends ? (each.expiresMs ? duration(each.expiresMs - now) : "no end") : "–"}</td>
+      <td class="number" title=${each.expiresMs ? time(each.expiresMs) : null}>${ends ? (each.expiresMs ? duration(each.expiresMs - now) : "no time-out") : "–"}</td>
       <td class=${`number ${each.hiddenMessages > 0 ? "warn" : ""}`} data-testid="tx-hidden">${count(each.hiddenMessages)}</td>
       <td>${(each.topics ?? []).slice(0, 3).map((name, i) => html`${i > 0 && ", "}<${TopicLink} name=${name} />`)}${each.topics?.length > 3 ? ` and ${each.topics.length - 3} more` : ""}</td>
       <td><code class="id">${each.id}</code></td>
@@ -179,7 +179,7 @@ function Holds({ transaction, holds }) {
   if (!transaction.topics?.length) return html`<p data-testid="tx-holds">It has no undecided messages, and holds no reader.</p>`;
   return html`<div data-testid="tx-holds">
     <table><caption>What it holds</caption>
-      <thead><tr><th scope="col">Topic</th><th scope="col" class="number">Hidden messages</th><th scope="col" class="number">Waiting polls</th><th scope="col">Readers that are held</th></tr></thead>
+      <thead><tr><th scope="col">Topic</th><th scope="col" class="number">Hidden messages</th><th scope="col" class="number">Waiting polls</th><th scope="col">Held readers</th></tr></thead>
       <tbody>${(holds ?? []).map((each) => html`<tr key=${each.name}><th scope="row"><${TopicLink} name=${each.name} /></th>
         ${each.error
           ? html`<td colspan="3" class="muted">${each.error}</td>`

@@ -352,7 +352,7 @@ export class Viewer extends Component {
       </div>
       <${Timeline} bins=${bins} start=${oldest} end=${now} rows=${rows} onMove=${(at) => goQuery({ from: String(at), to: null, sort: "asc", follow: null })} />
       <${ErrorPanel} error=${error} />
-      ${filtered && html`<p class="muted">Only messages that contain <code>${filtered}</code>${scanned ? ` · ${count(Number(scanned))} searched${more ? "; Older or Newer continues" : ""}` : ""}. <button type="button" class="plain" onClick=${() => goQuery({ filter: null })}>Show all</button></p>`}
+      ${filtered && html`<p class="muted">Only messages that contain <code>${filtered}</code>${scanned ? ` · ${count(Number(scanned))} searched${more ? "; Older or Newer continues the search" : ""}` : ""}. <button type="button" class="plain" onClick=${() => goQuery({ filter: null })}>Show all</button></p>`}
       ${rows &&
       (none
         ? html`<p class="muted" data-testid="messages-empty">${filtered || this.query.get("from") || this.query.get("to") ? "No messages here." : "The topic is empty."}</p>`
