@@ -63,10 +63,10 @@ async def _keep(store: Store, chosen: str) -> None:
     if before is not None and (topics := await _undecided(store)):
         shown = ", ".join(topics[:MAX_NAMED_TOPICS]) + (" and others" if len(topics) > MAX_NAMED_TOPICS else "")
         raise AuthorityChanged(
-            f"transactions.service was {before!r} and is {chosen!r} now, and there are messages of undecided "
+            f"transactions.service changed from {before!r} to {chosen!r}, but there are messages of undecided "
             f"transactions in {shown}",
-            hint=f"start with transactions.service = {before!r}, let the transactions end or roll them back, "
-            "wait for a round of cleaning, then change it",
+            hint=f"start with transactions.service = {before!r}, finish or roll back these transactions, wait for a "
+            "round of cleaning, then change the setting",
         )
     value = pack_record({"a": chosen})
     unchanged = [Expect(Table.METADATA, AUTHORITY_KEY, found)]

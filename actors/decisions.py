@@ -27,6 +27,7 @@ from plainsong.protocol.errors import (
     TransactionsUnavailable,
     Unavailable,
 )
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.topic.asks import ClosePointers, ListPointers, RollBackPointer
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class PointerClosing:
         self._on_thawed()
         named = ", ".join(map(str, sorted(missing)[:MAX_NAMED_TOPICS]))
         log.warning("commit given up for now", extra={"transaction": frozen[0], "topics": len(missing), "first": named})
-        down = f"{len(missing)} topics do not answer: {named}"
+        down = f"no answer from {counted(len(missing), 'topic')}: {named}"
         for ticket in waiting:
             ticket.settle(TransactionsUnavailable(down, hint="nothing happened; commit again"))
 

@@ -26,6 +26,7 @@ from actors.mailbox import Mailbox, Ticket
 from actors.ownership import Alone, ClaimPauses
 from actors.topic import TopicActor, topic_moved
 from plainsong.protocol.errors import NoOwner, Overloaded, PlainsongError, Recovering, ShuttingDown, StorageFailed
+from plainsong.protocol.plurals import counted
 from storage.base import Unreadable
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ MANY = 100
 #: Rows of a topic that cannot be loaded cannot be set aside: the producers' requests in them are unknown. A restore
 #: does not need to know them, since it gives every producer a new epoch.
 _DAMAGED_HINT = (
-    "the daemon keeps trying; if that does not help, back up everything readable with `plainsong backup create DIR "
-    "--without-damaged`, and restore that"
+    "the daemon keeps trying; if it does not succeed, back up everything readable with `plainsong backup create DIR "
+    "--without-damaged`, and restore that backup"
 )
 
 
@@ -163,7 +164,8 @@ class Directory:
             raise topic_moved(name)
         if len(self._entries) >= self.settings.max_open and not self._close_idle_one():
             raise Overloaded(
-                f"{len(self._entries)} topics are open", hint=("raise topic.max_open, or use fewer topics at once")
+                f"{counted(len(self._entries), 'open topic')}: no more can be opened",
+                hint=("raise topic.max_open, or use fewer topics at once"),
             )
         previous = self._ending.get(name)
         entry = DirectoryEntry(name, self, None if previous is None else previous.done)

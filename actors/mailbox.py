@@ -16,6 +16,7 @@ import outcome
 import trio
 
 from plainsong.protocol.errors import Overloaded, PlainsongError, ShuttingDown
+from plainsong.protocol.plurals import counted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -189,11 +190,11 @@ class Mailbox:
             raise self.closed_for()
         size = ticket.ask.size
         if self._bytes and self._bytes + size > self._max_bytes:
-            raise Overloaded(f"{self._bytes} bytes are already queued for this topic")
+            raise Overloaded(f"the topic's queue is full: {self._bytes} bytes")
         if self._is_closed:
             raise ShuttingDown("the daemon is shutting down")
         if len(self._queue) >= self._max_requests:
-            raise Overloaded(f"{len(self._queue)} requests are already queued for this topic")
+            raise Overloaded(f"the topic's queue is full: {counted(len(self._queue), 'request')}")
         self._queue.append(ticket)
         self._bytes += size
         if wake:

@@ -226,7 +226,7 @@ class PointerIndex:
             await trio.lowlevel.checkpoint()
             return
         if self._waiters >= self._max_waiting:
-            raise Overloaded(f"{self._waiters} polls already wait for transactions to be decided")
+            raise Overloaded(f"too many polls wait for transactions to be decided: {self._waiters}")
         event = trio.Event()
         for each in keys:
             self._waiting.setdefault(each, set()).add(event)

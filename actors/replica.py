@@ -68,7 +68,7 @@ class Replica:
         self._pointers = pointers
         self._state = ReplicaState()
         self._syncing = SingleFlight(self._sync_until_answered)
-        self._why = "it has not answered yet"
+        self._why = "no answer yet"
         self._backoff = Backoff(PAUSES_S)
         self._requests: set[trio.CancelScope] = set()
 

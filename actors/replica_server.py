@@ -71,7 +71,7 @@ class ReplicaServer:
 
     async def _change(self, wait_ms: int) -> None:
         if self._waiting >= MAX_REPLICAS:
-            raise Overloaded(f"{self._waiting} instances already wait for the transaction service")
+            raise Overloaded(f"too many instances wait for the transaction service: {self._waiting}")
         self._waiting += 1
         try:
             with trio.move_on_after(wait_ms / 1000):

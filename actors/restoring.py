@@ -386,7 +386,9 @@ class RestoredStore(SpawnsWrites):
         try:
             state = await load_topic(topic.name, raw, limits, self._authority)
         except DamagedRow as error:
-            raise StoreUnusable(f"{topic.name}: {error.detail}", hint="restore the other topics by name") from error
+            raise StoreUnusable(
+                f"{topic.name}: {error.detail}", hint="restore the other topics by their names"
+            ) from error
         # A renamed topic may replace an earlier topic of its new name.
         before = topic_of(topic.old)[0]
         floor_ms = max(self._now_ms, *(self._given_ms.get(name, 0) for name in (topic.name, before)))

@@ -117,7 +117,7 @@ class SetAsides:
             except OSError as error:
                 raise LowSpace(
                     f"the rows cannot be written to {self._folder / 'set-aside'}: {error.strerror}",
-                    hint="free some space there; nothing has changed",
+                    hint="free some space there; nothing was changed",
                 ) from error
             finally:
                 work.close()
@@ -139,7 +139,7 @@ class SetAsides:
         except OutcomeUnknown as error:
             # The outcome does not matter: no row was touched, and saving the state again is safe.
             raise StoreError(
-                f"{error.detail}; no row was touched", hint="check the disk, and repeat the command"
+                f"{error.detail}; no row was touched", hint="check the disk, and run the command again"
             ) from error
 
     async def _remove(self, name: TopicName, work: _Work, stretch: SetAsideRange, prefix: bytes) -> None:

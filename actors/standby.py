@@ -315,7 +315,7 @@ class Standby:
         while True:
             try:
                 found = await read()
-                self._error = "" if found is not None else "the primary has not begun a copy yet"
+                self._error = "" if found is not None else "the primary has not started its copy yet"
                 if found is not None:
                     return found
             except StoreError as error:
@@ -436,7 +436,7 @@ class Standby:
         counted, last = 0 if self._lease is None else self._lease.counted or 0, self._place.commit or 0
         if counted <= last:
             return ""
-        return f"objects are missing from the log: it ends at commit {last}, but commit {counted} was in it"
+        return f"objects are missing: the log ends at commit {last}, but commit {counted} was in it before"
 
     async def _apply(self, store: LevelDBStore, segments: Sequence[Segment]) -> None:
         """Apply segments as one batch, and note the place before them.
@@ -540,7 +540,7 @@ class Standby:
         if not reason:
             return False
         if not self._caught_up:
-            self._refuse("the standby has not reached a consistent state yet")
+            self._refuse("the standby's store is not consistent yet")
             return False
         if lacking := self._lacking:
             self._refuse(lacking)
@@ -628,7 +628,7 @@ class Standby:
                 return place
             if isinstance(request, Create | Exchange) and not has_sealed:
                 if not self._askers:
-                    raise TakeOverLost("no client waits for the take-over any more")
+                    raise TakeOverLost("the client stopped waiting for the take-over")
                 has_sealed = request.name != LEASE
             answer = yield request
 

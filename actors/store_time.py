@@ -15,6 +15,7 @@ import trio
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.keys import HIGH_WATER, SYSTEM, DamagedRow, stop_after
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.records import HighWater
 from storage.base import StoreUnusable, read_rows
 
@@ -69,8 +70,8 @@ class StoreTime:
         ahead_ms = self._clock.now_ms() - self._started_ms
         if 0 < max_ahead_s * 1000 < ahead_ms:
             raise StoreUnusable(
-                f"the clock is {shown_ms(ahead_ms)} ahead of the newest time in the store, and messages that expire "
-                "never come back",
+                f"the clock is {shown_ms(ahead_ms)} ahead of the newest time in the store, and expired messages "
+                "cannot be restored",
                 hint="correct the clock; or, if the store was unused for that long, start once with --set "
                 "storage.max_clock_ahead_s=0",
             )
@@ -115,5 +116,5 @@ def shown_ms(duration_ms: int) -> str:
     seconds = duration_ms // 1000
     for size, unit in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
         if seconds >= size:
-            return f"{seconds // size} {unit}{'s' if seconds >= 2 * size else ''}"
+            return counted(seconds // size, unit)
     return f"{seconds} s"

@@ -79,7 +79,7 @@ class ForeignTephra:
         self._max_lifetime_ms = max_lifetime_ms
         self._known: _Known | None = None
         self._begun_s: float | None = None
-        self._why = "it has not answered yet"
+        self._why = "no answer yet"
         self._loaded = trio.Event()
         self._last_pass: CompletePass | None = None
         self._store = store
@@ -210,7 +210,7 @@ class ForeignTephra:
         try:
             await self._cluster_locations.find(self._store)
         except StoreError as error:
-            raise TransactionsUnavailable(error.detail, hint="the next pass tries again") from error
+            raise TransactionsUnavailable(error.detail, hint="the next pass will try again") from error
         return self._cluster_locations
 
     async def complete(self, passed: CompletePass) -> int:
@@ -230,7 +230,7 @@ class ForeignTephra:
             safe_bound=(last.bound or None) if last else None,
             last_pass_ms=last.begun_ms if last else None,
             max_lifetime_ms=self._max_lifetime_ms,
-            kept_because=f"the list is that of the Tephra at {self.address}; prune it there",
+            kept_because=f"the invalid list belongs to the Tephra at {self.address}; prune it there",
         )
 
     # --- inside -----------------------------------------------------------------------------------
@@ -316,9 +316,9 @@ class TephraClient:
         except (trio.BrokenResourceError, EOFError):
             raise self._unavailable("it closed the connection") from None
         except (MalformedThrift, ThriftFrameTooLarge) as error:
-            raise self._unavailable(f"its answer is not Tephra's: {error}") from None
+            raise self._unavailable(f"its answer is not one of Tephra: {error}") from None
         except (TephraError, ApplicationError) as error:
-            raise self._unavailable(f"it answers {error.message!r}") from None
+            raise self._unavailable(f"it answered {error.message!r}") from None
 
     async def aclose(self) -> None:
         """Close the connection; the next call connects again."""
@@ -349,6 +349,6 @@ class TephraClient:
 
     def _unavailable(self, why: str) -> TransactionsUnavailable:
         return TransactionsUnavailable(
-            f"the Tephra at {self.address} does not serve: {why}",
+            f"the Tephra at {self.address} is unavailable: {why}",
             hint=("check that Tephra, or correct transactions.tephra"),
         )

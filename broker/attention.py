@@ -12,6 +12,7 @@ from broker.finding import Finding, shown_bytes
 from broker.link.flow import LinkBroken, Reply
 from plainsong.protocol.errors import PlainsongError, Recovering, StorageFailed, TransactionsUnavailable
 from plainsong.protocol.ids import after, published_ms
+from plainsong.protocol.plurals import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -134,7 +135,7 @@ class Attention:
                 yield held
             for reader, kept in core.state.readers.items():
                 if core.state.usage.expired_from(after(kept.position), core.state.oldest_ms):
-                    text = f"Messages that reader {reader} has not read have expired, or may have"
+                    text = f"Messages may have expired before reader {reader} read them"
                     subject = f"{name}/{reader}"
                     yield Finding("expired-unread", "warning", subject, text, link=_page(name), topic=str(name))
 
@@ -147,7 +148,7 @@ class Attention:
             if now_ms - since_ms < HELD_MS:
                 return None
             hidden = min(pending.hidden(state.appended), state.usage.messages)
-            text = f"Transaction {pending.pointer} is undecided and hides {_messages(hidden)} from committed readers"
+            text = f"Transaction {pending.pointer} is undecided and hides {counted(hidden, 'message')} from committed readers"
             severity: Severity = "critical" if now_ms - since_ms >= LONG_HELD_MS else "warning"
             return Finding("held-reader", severity, str(name), text, since_ms, _page(name), str(name))
         return None
@@ -174,7 +175,7 @@ class Attention:
                 "old-transaction",
                 "warning",
                 str(each.transaction_id),
-                f"The transaction{f' of {each.client_id}' if each.client_id else ''} is still open",
+                f"The transaction{f' of {each.client_id}' if each.client_id else ''} has been open for a long time",
                 each.started_ms,
                 f"/console/transactions?open={each.transaction_id}",
             )
@@ -188,11 +189,14 @@ class Attention:
             return []
         subject = "" if self._ownership is None else self._ownership.me.name
         if self._space.low:
-            text = f"Publishes are refused: {shown_bytes(free)} of disk are free, below storage.min_free_bytes"
+            text = (
+                f"Publishes are refused: only {shown_bytes(free)} of disk space is free, less than "
+                "storage.min_free_bytes"
+            )
             return [Finding("low-space", "critical", subject, text, link="/console/cluster")]
         if free < 2 * self._min_free_bytes:
             limit = shown_bytes(self._min_free_bytes)
-            text = f"{shown_bytes(free)} of disk are free; publishes are refused below {limit}"
+            text = f"Only {shown_bytes(free)} of disk space is free; publishes are refused below {limit}"
             return [Finding("disk", "warning", subject, text, link="/console/cluster")]
         return []
 
@@ -212,13 +216,13 @@ class Attention:
             return []
         found = []
         if not membership.connected:
-            text = "ZooKeeper does not answer this instance: topics are served, but cannot move"
+            text = "ZooKeeper does not answer this instance: it serves its topics, but they cannot move"
             found.append(
                 Finding("instance", "critical", membership.me.name, text, membership.since_ms, "/console/cluster")
             )
         if membership.kept_out_by is not None:
             text = (
-                "It owns no topics: its cluster.secret_file differs from that of the instance at "
+                "This instance owns no topics: its cluster.secret_file differs from that of the instance at "
                 f"{membership.kept_out_by}"
             )
             found.append(Finding("instance", "critical", membership.me.name, text, link="/console/cluster"))
@@ -232,8 +236,8 @@ def clock_findings(store_time: StoreTime) -> list[Finding]:
     if behind_ms <= SLACK_MS:
         return []
     text = (
-        f"The clock is {shown_ms(behind_ms)} behind the newest time in the store: until it has caught up, publish times "
-        "do not advance, and messages live longer"
+        f"The clock is {shown_ms(behind_ms)} behind the newest time in the store: until it catches up, publish times "
+        "stand still, and messages expire later"
     )
     return [Finding("clock", "warning", "clock", text, link="/console/cluster")]
 
@@ -243,7 +247,7 @@ def stale_files(stale: Callable[[], Mapping[str, str] | None]) -> list[Finding]:
     found = stale()
     if found is None:
         return []
-    text = f"The previous files stay in force, since the changed ones cannot be used: {found['why']}"
+    text = f"The changed files cannot be used, and the previous ones stay in force: {found['why']}"
     return [Finding("reload", "warning", "security", text, link="/console/cluster")]
 
 
@@ -251,7 +255,7 @@ def certificate_findings(certificates: Certificates, clock: Callable[[], float] 
     """Report a certificate that expires soon, has expired, or could not be reloaded."""
     found = []
     if certificates.stale is not None:
-        text = f"The previous certificate is still served, since the changed files cannot be used: {certificates.stale}"
+        text = f"The changed files cannot be used, and the previous certificate stays in force: {certificates.stale}"
         found.append(Finding("reload", "warning", "tls.certificate", text, link="/console/cluster"))
     left_s = certificates.now.not_after_s - clock()
     if left_s < CERTIFICATE_SOON_S:
@@ -262,12 +266,8 @@ def certificate_findings(certificates: Certificates, clock: Callable[[], float] 
 
 
 def _unreachable(name: str) -> Finding:
-    return Finding("instance", "critical", name, "The instance cannot be reached by others", link="/console/cluster")
+    return Finding("instance", "critical", name, "Other instances cannot reach this one", link="/console/cluster")
 
 
 def _page(name: TopicName) -> str:
     return f"/console/topics/{name.namespace}/{name.topic}"
-
-
-def _messages(count: int) -> str:
-    return f"{count} message" if count == 1 else f"{count} messages"

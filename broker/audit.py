@@ -142,7 +142,7 @@ class Audit:
         """Report, for ``broker.attention``, records lost within the last hour."""
         if not self.lost_records or self._clock.now_ms() > self.lost_ms + LOSS_SHOWN_MS:
             return []
-        text = f"Audit records could not be written: {self.lost_records} since the start. The log says why."
+        text = f"{self.lost_records} audit records could not be written since the start; the log has the reason"
         return [Finding("audit", "warning", str(AUDIT), text, since_ms=self.lost_ms, link="/console/audit")]
 
     def _lost(self) -> None:
@@ -310,7 +310,7 @@ class Audit:
         if not self._required:
             return
         size = RECORD_BYTES + (0 if request is None else len(request.body))
-        why = "system:audit cannot be written, and changes require a record"
+        why = "system:audit cannot be written, and security.audit requires a record of every change"
         try:
             with trio.fail_after(WRITE_TIMEOUT_S):
                 await self._ask(AUDIT, CheckPublish(size))
@@ -474,7 +474,7 @@ def large_audit(directory: Directory) -> list[Finding]:
     state = directory.peek(AUDIT)
     if state is None or state.usage.bytes <= LARGE_BYTES:
         return []
-    text = f"The audit has {state.usage.bytes >> 20} MiB; plainsong audit shows which records are frequent."
+    text = f"The audit log has {state.usage.bytes >> 20} MiB; plainsong audit shows which records are frequent"
     return [Finding("audit", "warning", str(AUDIT), text, link="/console/audit")]
 
 

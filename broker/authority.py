@@ -104,7 +104,7 @@ class SwitchedOff:
         del at_ms
         await trio.lowlevel.checkpoint()
         raise TransactionsUnavailable(
-            "this daemon has no transaction service, so it does not know what was committed when",
+            "this daemon has no transaction service, so it cannot read as of a moment",
             hint='set transactions.service to "embedded"',
         )
 

@@ -46,10 +46,10 @@ def add_gauges(
         return lambda: getattr(store.statistics(), what)
 
     for name, text, read in (
-        ("plainsong_topics_open", "Topics that are loaded now.", lambda: len(directory)),
+        ("plainsong_topics_open", "Loaded topics.", lambda: len(directory)),
         ("plainsong_parked_polls", "Polls waiting for a message.", lambda: _parked(directory)),
         ("plainsong_queue_requests", "Requests queued in mailboxes.", lambda: _queued(directory)),
-        ("plainsong_queue_bytes", "Bytes of requests queued in mailboxes.", lambda: _queued_bytes(directory)),
+        ("plainsong_queue_bytes", "Bytes of the requests queued in mailboxes.", lambda: _queued_bytes(directory)),
         (
             "plainsong_oldest_message_age_seconds",
             "Age of the oldest message of all open topics.",
@@ -66,18 +66,18 @@ def add_gauges(
         ("plainsong_store_volumes", "Volumes that hold the store's messages.", stored("volumes")),
         ("plainsong_store_volumes_open", "Volumes whose files are open.", stored("open_volumes")),
         ("plainsong_disk_free_bytes", "Free space on the store's disk.", stored("free_bytes")),
-        ("plainsong_low_space", "1 while publishes are refused for lack of disk space.", lambda: space.low),
+        ("plainsong_low_space", "1 while publishes are refused because the disk is nearly full.", lambda: space.low),
         (
             "plainsong_clock_regressions_total",
-            "Times the clock has gone back since the start.",
+            "Number of times that the clock has gone back since the start.",
             lambda: clock.regressions,
         ),
         (
             "plainsong_clock_behind_seconds",
-            "How far the clock lags the newest time in the store.",
+            "How far the clock is behind the newest time in the store.",
             lambda: store_time.behind_ms() / 1000,
         ),
-        ("plainsong_producers", "Producers that open topics remember.", lambda: _producers(directory)),
+        ("plainsong_producers", "Producers remembered by open topics.", lambda: _producers(directory)),
         (
             "plainsong_producer_unnoted_requests",
             "Requests of producers since the last snapshots, over all open topics.",
@@ -93,20 +93,20 @@ def add_gauges(
             "Requests of producers replayed when the open topics were loaded.",
             lambda: sum(book.replayed_entries for book in _books(directory)),
         ),
-        ("plainsong_inflight_body_bytes", "Bytes of request bodies in memory now.", lambda: bodies.reserved_bytes),
+        ("plainsong_inflight_body_bytes", "Bytes of request bodies in memory.", lambda: bodies.reserved_bytes),
         (
             "plainsong_held_answer_bytes",
-            "Bytes of answers in memory now, waiting for their clients.",
+            "Bytes of answers in memory that clients have not received yet.",
             lambda: answers.reserved_bytes,
         ),
         (
             "plainsong_answers_refused_total",
-            "Answers refused since the start because too many waited for their clients.",
+            "Answers refused since the start because clients had not received too many others yet.",
             lambda: answers.refused,
         ),
         (
             "plainsong_log_lines_dropped_total",
-            "Log lines dropped because their queue was full.",
+            "Log lines dropped because the queue was full.",
             lambda: log_counters().dropped,
         ),
         ("plainsong_log_lines_failed_total", "Log lines that could not be written.", lambda: log_counters().failed),
@@ -147,7 +147,7 @@ def add_tls_gauges(metrics: Metrics, certificates: Certificates) -> None:
     )
     metrics.reads(
         "plainsong_tls_reload_failures_total",
-        "Times since the start that changed files of the certificate could not be used.",
+        "Failed reloads of the certificate's files since the start.",
         lambda: certificates.failures,
     )
     certificates.on_handshake = metrics.shook_hands
@@ -157,7 +157,7 @@ def add_security_gauges(metrics: Metrics, security: Security) -> None:
     """Register the gauge of the OpenID provider's keys."""
     metrics.reads(
         "plainsong_jwks_age_seconds",
-        "Seconds since the OpenID provider's keys were last fetched; 0 without a provider.",
+        "Age of the OpenID provider's keys; 0 without a provider.",
         lambda: 0.0 if security.provider is None else min(security.provider.age_s, 1e9),
     )
 
@@ -176,16 +176,16 @@ def add_cluster_gauges(metrics: Metrics, membership: Membership) -> None:
     """Register the gauges of membership and ownership."""
     metrics.reads("plainsong_zookeeper_connected", "1 while ZooKeeper is connected.", lambda: int(membership.connected))
     metrics.reads(
-        "plainsong_instances", "Instances that are available, and are not leaving.", lambda: len(membership.instances)
+        "plainsong_instances", "Instances that are available and not leaving.", lambda: len(membership.instances)
     )
     metrics.reads(
         "plainsong_slices",
-        "Slices, of 64, in which this instance takes its share of the topics; fewer while it enters or leaves.",
+        "Slices, of 64, in which this instance serves its share of the topics; fewer while it joins or leaves.",
         lambda: membership.slices,
     )
     metrics.reads(
         "plainsong_cluster_changes_total",
-        "Observed changes of instances, pins or drains.",
+        "Changes of instances, pins or drains that this instance has observed.",
         lambda: membership.changes,
     )
 
@@ -251,7 +251,7 @@ def add_transaction_gauges(
         ("plainsong_transactions_invalid", "Pointers on the invalid list.", figure(lambda figures: figures.invalid)),
         (
             "plainsong_undecided_pointers",
-            "Write pointers with messages in topics and no known decision.",
+            "Undecided write pointers with messages in topics.",
             lambda: len(pointers),
         ),
         (
@@ -266,7 +266,7 @@ def add_transaction_gauges(
         ),
         (
             "plainsong_tephra_state_age_seconds",
-            "Age of the last state received from Tephra; without one, seconds since it was first asked.",
+            "Age of the last state received from Tephra; before the first one, seconds since the first request.",
             lambda: None if authority.foreign is None else authority.foreign.silent_s,
         ),
     ):

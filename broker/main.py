@@ -130,7 +130,7 @@ async def _follow(config: Config, announce: Callable[[Running], None], holding: 
                 addresses=[url_of(address, config) for address in addresses],
                 data_dir=config.storage.data_dir,
                 store_kind="leveldb",
-                durability="none: it has what the primary has sent to the object store",
+                durability="follows the primary's commits in the object store; acknowledges nothing itself",
                 decides="nothing",
                 certificate=str(config.tls.certificate),
                 has_console=False,

@@ -79,7 +79,9 @@ class Metrics:
             registry=registry,
         )
         self._crashes = Counter(
-            "plainsong_actor_falls_total", "Times a topic's actor failed and was reloaded.", registry=registry
+            "plainsong_actor_falls_total",
+            "Failures of topics' actors, after each of which the topic is reloaded.",
+            registry=registry,
         )
         self._handshakes = Counter(
             "plainsong_tls_handshakes_total", "TLS handshakes, by result.", ["result"], registry=registry
@@ -88,7 +90,7 @@ class Metrics:
         self.on_deposed: Callable[[], None] | None = None
         self._deposed = Counter(
             "plainsong_topics_deposed_total",
-            "Times another instance claimed a topic that was open here.",
+            "Topics open here that another instance claimed.",
             registry=registry,
         )
         self._expired = Counter("plainsong_expired_rows_total", "Expired rows removed.", registry=registry)
@@ -108,7 +110,7 @@ class Metrics:
         )
         self._service_crashes = Counter(
             "plainsong_transaction_service_falls_total",
-            "Times the transaction service failed and was reloaded.",
+            "Failures of the transaction service, after each of which it is reloaded.",
             registry=registry,
         )
         self._held = Counter(
@@ -128,24 +130,24 @@ class Metrics:
             "plainsong_forward_retries_total", "Retries while locating a topic's owner.", registry=registry
         )
         self._no_owner = Counter(
-            "plainsong_no_owner_answers_total", "Requests whose owner was not found in time.", registry=registry
+            "plainsong_no_owner_answers_total", "Requests whose topic's owner was not found in time.", registry=registry
         )
 
         self._authentications = Counter(
             "plainsong_authentications_total",
-            "Credentials checked, by method and result; those of a connection are checked once.",
+            "Credentials checked, by method and result; a connection's are checked once.",
             ["via", "result"],
             registry=registry,
         )
         self._forbidden = Counter(
             "plainsong_forbidden_total",
-            "Requests refused because the name lacks the verb.",
+            "Requests refused because the caller's name lacks the verb.",
             ["verb"],
             registry=registry,
         )
         self._security_reload_failures = Counter(
             "plainsong_security_reload_failures_total",
-            "Changed files of tokens, grants or keys that could not be used; the previous ones stay in force.",
+            "Failed reloads of the files of tokens, grants or keys; the previous files stay in force.",
             registry=registry,
         )
 
@@ -168,7 +170,7 @@ class Metrics:
             label="route",
         )
         messages = Distributions("plainsong_commit_messages", "Messages in one commit.", SIZE_BUCKETS)
-        requests = Distributions("plainsong_commit_requests", "Publishes that shared one commit.", SIZE_BUCKETS)
+        requests = Distributions("plainsong_commit_requests", "Publishes in one commit.", SIZE_BUCKETS)
         sync = Distributions("plainsong_sync_duration_seconds", "Time to make one commit durable.", LATENCY_BUCKETS_S)
         end_to_end = Distributions(
             "plainsong_end_to_end_seconds",
@@ -519,7 +521,7 @@ def render_topics(topics: Sequence[TopicSample], readers: Sequence[ReaderSample]
 #: Metric → its help text, and the field with its value.
 _OF_TOPICS = {
     "messages": ("Messages that have not expired.", "messages"),
-    "bytes": ("Bytes of these messages, as stats counts them.", "bytes"),
+    "bytes": ("Bytes of messages that have not expired, as GET …/stats counts them.", "bytes"),
     "oldest_age_seconds": ("Age of the oldest message.", "oldest_age_s"),
     "hidden_messages": ("Messages that undecided transactions hide from committed readers.", "hidden_messages"),
     "published_total": ("Messages published here since the start.", "published"),
@@ -529,7 +531,7 @@ _OF_READERS = {
     "visible_messages": ("Messages that the reader can read now, as a committed reader.", "visible"),
     "hidden_messages": ("Messages ahead of the reader that undecided transactions hide.", "hidden"),
     "expired_unread_messages": (
-        "Messages that expired before the reader read them, while they are still stored.",
+        "Messages that expired before the reader read them, as far as they are still stored.",
         "expired_unread",
     ),
 }

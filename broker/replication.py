@@ -15,6 +15,7 @@ from actors.second_copy import SecondCopy
 from actors.settling import settle
 from broker.finding import Finding
 from broker.metrics import LATENCY_BUCKETS_S, Distributions
+from plainsong.protocol.plurals import counted
 from storage.base import StoreError, StoreUnusable
 from storage.clock import now_ms
 from storage.leveldb import LevelDBStore
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from storage.replication.record import Record
 
 log = logging.getLogger(__name__)
-DEPOSED_HINT = "to follow the new primary: plainsong replica rejoin"
+DEPOSED_HINT = "follow the new primary with plainsong replica rejoin"
 #: How long a deposed primary looks for the name of the new one.
 LOOK_S = 5.0
 #: A start fails if the object store has not responded within ``replication.timeout_s`` times this.
@@ -144,8 +145,9 @@ async def second_copy(
         await copy.begin()
     if starting.cancelled_caught:
         raise StoreUnusable(
-            f"the object store of replication.to gave no answer for {start_s:g} s{_why(copy.error)}",
-            hint="a start must read the end of the log there; start again once it answers",
+            f"the object store in replication.to has not answered for {start_s:g} s{_why(copy.error)}",
+            hint="the daemon has to read the end of the log there before it starts; start it again once the store "
+            "answers",
         )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_ship, copy, objects)
@@ -178,7 +180,7 @@ async def _ship(copy: SecondCopy, objects: Objects) -> None:
         where = f" at {', '.join(lease.urls)}" if lease.urls else ""
         detail = f"{lease.holder}{where} has taken over in epoch {lease.epoch}"
         if unsent := copy.status.lag_commits:
-            detail += f"; up to {unsent} commits are only in this directory"
+            detail += f"; up to {counted(unsent, 'commit')} may exist only in this directory"
         raise ReignOver(detail, hint=DEPOSED_HINT) from None
 
 
@@ -240,40 +242,40 @@ def add_copy_gauges(metrics: Metrics, copy: SecondCopy, settings: ReplicationCon
     def reads(name: str, text: str, read: Callable[[CopyStatus], float | None]) -> None:
         metrics.reads(f"plainsong_replication_{name}", text, lambda: read(copy.status))
 
-    reads("epoch", "The number of this start in the commit log.", lambda status: status.epoch)
-    reads("last_commit", "The last commit of the store.", lambda status: status.last)
+    reads("epoch", "Number of this start of the daemon in the commit log.", lambda status: status.epoch)
+    reads("last_commit", "Last commit of the store.", lambda status: status.last)
     reads(
         "counted_commit",
-        "The last commit that survives the loss of the directory; absent while there is no complete base.",
+        "Last commit that survives the loss of the directory; absent before the first complete base.",
         lambda status: status.counted,
     )
-    reads("lag_commits", "Commits that are not in the object store.", lambda status: status.lag_commits)
-    reads("lag_bytes", "Bytes of commits that are not in the object store.", lambda status: status.lag_bytes)
-    reads("lag_seconds", "Age of the oldest commit that is not in the object store.", lambda status: status.lag_s)
+    reads("lag_commits", "Commits not yet in the object store.", lambda status: status.lag_commits)
+    reads("lag_bytes", "Bytes of commits not yet in the object store.", lambda status: status.lag_bytes)
+    reads("lag_seconds", "Age of the oldest commit not yet in the object store.", lambda status: status.lag_s)
     reads(
         "base_timestamp_seconds",
-        "When the last complete base was made, in seconds since 1970; absent without one.",
+        "Time of the last complete base, in seconds since 1970; absent without one.",
         lambda status: None if status.base is None else status.base_ms / 1000,
     )
     reads(
         "oldest_timestamp_seconds",
-        "The earliest moment that can be restored, in seconds since 1970; absent while that is unknown.",
+        "Earliest moment that can be restored, in seconds since 1970; absent while unknown.",
         lambda status: None if status.oldest_ms is None else status.oldest_ms / 1000,
     )
     reads(
         "upload_timestamp_seconds",
-        "When the last segment of the log was stored, in seconds since 1970; absent before the first.",
+        "Time of the last segment stored, in seconds since 1970; absent before the first.",
         lambda status: None if status.uploaded_ms is None else status.uploaded_ms / 1000,
     )
     reads(
         "given_up",
-        "1 while commits were given up, so that later ones cannot be restored before a new base is complete.",
+        "1 while the copy has a gap, so that later commits can be restored only once a new base is complete.",
         lambda status: status.given_up,
     )
     reads("standbys", "Registered standbys.", lambda status: len(status.standbys))
     reads(
         "standby_missing",
-        "1 while a standby is expected, and none has registered for a minute.",
+        "1 while a standby is expected but none has been registered for a minute.",
         lambda status: lacks_standby(status, settings),
     )
     reads("failing", "1 while the object store refuses access or does not answer.", lambda status: bool(status.error))
@@ -289,24 +291,27 @@ def copy_findings(copy: SecondCopy, settings: ReplicationConfig, now_ms: Callabl
     status = copy.status
     why = _why(status.error)
     if status.given_up:
-        text = f"Commits of the second copy were given up: later ones cannot be restored before a new base is complete{why}"
+        text = f"The second copy has a gap: later commits can be restored only once a new base is complete{why}"
         return [_finding("critical", text)]
     if status.counted is None:
-        return [
-            _finding("warning", f"The second copy has no complete base yet, so nothing can be restored from it{why}")
-        ]
+        return [_finding("warning", f"The second copy has no complete base yet, so it cannot be restored{why}")]
     if status.lag_s > LATE_S:
         return [_finding("critical", f"The second copy is {status.lag_s:.0f} s behind{why}")]
     found = []
     age_h = (now_ms() - status.base_ms) / 3_600_000
     if age_h > LATE_BASES * settings.base_every_h:
-        text = f"The last base of the second copy is {age_h:.0f} h old, so a restore reads the log of that time"
+        text = (
+            f"The last base of the second copy is {age_h:.0f} h old; a restore has to replay the log of all that time"
+        )
         found.append(_finding("warning", text))
     if lacks_standby(status, settings):
-        text = f"A standby is expected, and none has registered for {status.alone_s:.0f} s: no machine takes over"
+        text = (
+            f"No standby has been registered for {status.alone_s:.0f} s although one is expected: no machine would "
+            "take over"
+        )
         found.append(_finding("warning", text, "replication.standby"))
     if status.error:
-        found.append(_finding("warning", f"The second copy cannot be written{why}"))
+        found.append(_finding("warning", f"The daemon cannot write its second copy{why}"))
     return found
 
 

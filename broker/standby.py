@@ -232,12 +232,12 @@ def add_standby_gauges(metrics: Metrics, standby: Standby) -> None:
         metrics.reads(f"plainsong_replication_{name}", text, lambda: read(standby.status))
 
     reads("is_standby", "1 on a standby; absent on a primary.", lambda status: 1)
-    reads("epoch", "The epoch that is followed.", lambda status: status.epoch)
-    reads("last_commit", "The last commit that the standby has.", lambda status: status.last)
-    reads("lag_commits", "Commits in the log that the standby lacks.", lambda status: status.lag_commits)
+    reads("epoch", "Epoch that this standby follows.", lambda status: status.epoch)
+    reads("last_commit", "Last commit that this standby has applied.", lambda status: status.last)
+    reads("lag_commits", "Commits in the log that this standby has not applied yet.", lambda status: status.lag_commits)
     reads("failing", "1 while the object store refuses access or does not answer.", lambda status: bool(status.error))
     reads(
         "automatic",
-        "1 while this standby takes over by itself once the lease is over; absent on a primary.",
+        "1 while this standby takes over automatically when the lease runs out; absent on a primary.",
         lambda status: status.automatic,
     )

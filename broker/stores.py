@@ -83,7 +83,7 @@ def place_of(config: Config) -> str:
     if config.storage.kind == "leveldb":
         return str(config.storage.data_dir.absolute())
     hbase = config.storage.hbase
-    return f"tables {hbase.table_prefix}* of the HBase behind {hbase.thrift}"
+    return f"tables {hbase.table_prefix}* of the HBase at {hbase.thrift}"
 
 
 def hbase_tls(config: HBaseConfig) -> Callable[[], ssl.SSLContext] | None:
@@ -179,7 +179,7 @@ class StoreUrl:
                 raise ValueError(f"{query!r} is not prefix=NAME")
             parse_addresses(place)
             return cls(kind, place, prefix or default_prefix)
-        raise ValueError(f"{text!r} is not like {EXPECTED}")
+        raise ValueError(f"{text!r} is not of the form {EXPECTED}")
 
 
 @asynccontextmanager

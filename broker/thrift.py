@@ -378,7 +378,7 @@ class GrantedMethods:
             return failure(call, error.detail)
         if needed is not None:
             self._audit.call_refused(remote, _target_of(call))
-            return failure(call, f"thrift has no {needed} on service")
+            return failure(call, f"thrift lacks {needed} on service")
         return await self._methods.answer(message, remote)
 
     async def _is_recorded(self, call: Call) -> bool:

@@ -118,7 +118,7 @@ def open_traces(config: Config) -> Traces | None:
     try:
         return Traces(endpoint, VERSION, config.cluster.instance or platform.node())
     except ImportError:
-        raise TracesUnavailable("otel.endpoint is set, and OpenTelemetry is not installed") from None
+        raise TracesUnavailable("otel.endpoint is set, but OpenTelemetry is not installed") from None
 
 
 def traced(endpoint: Endpoint, traces: Traces | None) -> Endpoint:

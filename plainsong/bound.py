@@ -61,7 +61,7 @@ def moved_property(name: str) -> property:
 
 def warn_moved(name: str) -> None:
     """Warns the caller's caller about a name that moved to ``client.admin``."""
-    message = f"client.{name} is client.admin.{name} now; the next version removes the old name"
+    message = f"client.{name} is now client.admin.{name}; the next version removes the old name"
     warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 

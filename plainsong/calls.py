@@ -17,6 +17,7 @@ from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.names import instance_name, namespace_name, reader_name, topic_name
 from plainsong.protocol.page import Held
+from plainsong.protocol.plurals import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -607,7 +608,7 @@ def _seen(fields: Mapping[str, Any]) -> Seen:
 def _rows(count: int | None) -> str:
     if count is None:
         return "rows, some of them unreadable,"
-    return "1 row" if count == 1 else f"{count} rows"
+    return counted(count, "row")
 
 
 # --- producers and namespaces --------------------------------------------------------------------

@@ -101,6 +101,7 @@ from plainsong.protocol.errors import (
     UnknownField,
     UnsupportedMediaType,
 )
+from plainsong.protocol.plurals import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -252,7 +253,7 @@ class NotSent(PlainsongError):
         detail = _not_sent(unsent, unknown)
         if details:
             others = len(details) - 1
-            more = f", and {others} other error{'s' * (others > 1)}" if others else ""
+            more = f", and {counted(others, 'other error')}" if others else ""
             detail += f": {next(iter(details))}{more}"
         first = next(iter(details.values()), None)
         hint = "their futures say which"
@@ -275,14 +276,10 @@ def not_sent_by_all(errors: Sequence[NotSent]) -> NotSent:
 
 def _not_sent(unsent: int, unknown: int) -> str:
     if not unknown:
-        return f"{unsent} {_messages(unsent)} not sent"
+        return f"{counted(unsent, 'message')} not sent"
     if not unsent:
-        return f"{unknown} {_messages(unknown)} may not have been sent"
-    return f"{unsent} {_messages(unsent)} not sent, and {unknown} that may have been"
-
-
-def _messages(count: int) -> str:
-    return "message" if count == 1 else "messages"
+        return f"{counted(unknown, 'message')} may not have been sent"
+    return f"{counted(unsent, 'message')} not sent, and {unknown} that may have been"
 
 
 class BufferFull(PlainsongError):
@@ -354,7 +351,7 @@ class TransactionInDoubt(PlainsongError):
     """
 
     code = "transaction_in_doubt"
-    title = "It is not known whether the transaction was committed"
+    title = "The outcome of the transaction is unknown"
     outcome: Outcome = "unknown"
 
     def __init__(self, detail: str = "", *, hint: str = "", transaction_id: int = 0) -> None:
@@ -411,7 +408,7 @@ class MaxTransactionSizeExceeded(TransactionTooLarge):
 class TransactionOutcomeUnknown(OutcomeUnknown):
     """The daemon can no longer tell whether a lightweight transaction was stored. The client did not send it again."""
 
-    title = "It is not known whether this transaction was published"
+    title = "The outcome of the lightweight transaction is unknown"
 
 
 # A traceback names a class by the module that users import it from.

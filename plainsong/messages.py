@@ -11,6 +11,7 @@ from plainsong.errors import UnexpectedAnswer
 from plainsong.protocol import ids
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.frames import NO_ATTRIBUTES
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES, MAX_TTL_S, PublishRequest
 from plainsong.serializers import BYTES, Serializer, Undecodable, V, encoded, serializer_for
 
@@ -291,7 +292,7 @@ def id_in(receipt: Receipt, index: int) -> MessageId:
     if receipt.first_id is not None and receipt.last_id is not None:
         found = nth_id(receipt.first_id, receipt.last_id, index, receipt.count)
     if found is None:
-        unknown = UnexpectedAnswer("the answer lacks the ids of the messages, which are stored")
+        unknown = UnexpectedAnswer("the answer lacks the ids of the messages, although they are stored")
         unknown.outcome = "applied"
         raise unknown
     return found
@@ -404,7 +405,7 @@ def _unpickled(
 
 def passed_rows(topic: str, count: int) -> str:
     """The warning for damaged rows that a page has passed."""
-    return f"{topic}: skipped {count} damaged rows that an operator has set aside"
+    return f"{topic}: skipped {counted(count, 'damaged row')} that an operator has set aside"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -209,7 +209,7 @@ class Plan:
         if self.follow and self.until is not None:
             raise InvalidParameter("follow and until exclude each other", hint="without follow, reading ends there")
         if self.follow and self.as_of_ms is not None:
-            raise InvalidParameter("follow and as_of exclude each other", hint="no messages arrive as of a moment")
+            raise InvalidParameter("follow and as_of exclude each other", hint="a read as of a moment ends there")
         for name, number in (
             ("limit", self.limit),
             ("page_messages", self.page_messages),
@@ -402,10 +402,10 @@ class FilePosition:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             detail = f"{self.path} cannot be read: {error}"
-            raise PositionNotSaved(detail, hint="move it away to start over") from error
+            raise PositionNotSaved(detail, hint="move the file away to start over") from error
         except Exception as error:
             detail = f"{self.path} does not hold a position: {error}"
-            raise PositionNotSaved(detail, hint="move it away to start over") from error
+            raise PositionNotSaved(detail, hint="move the file away to start over") from error
 
     def _write(self) -> None:
         text = json.dumps({"version": 1, "positions": self._known}, indent=1, sort_keys=True) + "\n"

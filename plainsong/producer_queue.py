@@ -40,6 +40,7 @@ from plainsong.protocol.errors import (
     ProducerExpired,
     ProducerFenced,
 )
+from plainsong.protocol.plurals import counted
 from plainsong.publisher_queue import ITEM_BYTES, Lost, PublisherQueue, TooSlow, Whole, publisher_bounds
 
 if TYPE_CHECKING:
@@ -131,7 +132,9 @@ class Numbering:
             return list(range(start, start + count))
         ids = list(given)
         if len(ids) != count:
-            raise InvalidSequenceIds(f"{len(ids)} sequence ids for {count} messages", hint="give one for each")
+            raise InvalidSequenceIds(
+                f"{counted(len(ids), 'sequence id')} for {counted(count, 'message')}", hint="give one for each"
+            )
         for each in ids:
             checked_sequence_id(each)
         if any(later <= earlier for earlier, later in pairwise(ids)):
@@ -144,7 +147,7 @@ class Numbering:
     def _check_left(self, count: int) -> None:
         if self.next_id + count - 1 > MAX_SEQUENCE_ID:
             raise InvalidSequenceIds(
-                f"{max(0, MAX_SEQUENCE_ID - self.next_id + 1)} automatic sequence ids are left for {count} messages",
+                f"{counted(count, 'message')}, but automatic sequence ids are left for {max(0, MAX_SEQUENCE_ID - self.next_id + 1)}",
                 hint=f"the last one is {MAX_SEQUENCE_ID}; continue with a producer under another name",
             )
 

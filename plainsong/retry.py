@@ -19,6 +19,7 @@ from plainsong.calls import Answer, Call, Failure, Repeat
 from plainsong.errors import ConnectFailed, ConnectionLost, DeadlineExceeded, UnexpectedAnswer, problem_error
 from plainsong.protocol.errors import MalformedBody, PlainsongError, QuotaExceeded, TransactionsUnavailable, Unavailable
 from plainsong.protocol.frames import BrokenFrames
+from plainsong.protocol.plurals import counted
 from plainsong.settings import upload_s
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def read_answer(call: Call[T], answer: Answer | Failure, url: str) -> tuple[Any,
         return call.read(answer), None
     except (MalformedBody, BrokenFrames, ValueError, KeyError, TypeError) as broken:
         lost = UnexpectedAnswer(
-            f"{url}: the answer cannot be read: {broken!r}", hint="does the daemon run a different version?"
+            f"{url}: the answer cannot be read: {broken!r}",
+            hint="check that client and daemon have compatible versions",
         )
         lost.__cause__ = broken
         # The status was a success, so the request took effect.
@@ -110,7 +112,7 @@ def cover_attempts(error: PlainsongError, in_doubt: bool) -> PlainsongError:
 
 def deadline_passed(error: PlainsongError, tries: int, limit_s: float, in_doubt: bool) -> PlainsongError:
     """Make the error for a deadline that passes before another attempt."""
-    times = "1 attempt" if tries == 1 else f"{tries} attempts"
+    times = counted(tries, "attempt")
     passed = DeadlineExceeded(
         f"{times} within {limit_s:g} s; the last: {error.detail}",
         outcome="unknown" if in_doubt else "not-applied",
@@ -135,7 +137,7 @@ def exchanged(send: Send, answer: Answer | Failure) -> str:
 
 
 _MAX_RETRY_AFTER_S = 3600
-CERTIFICATE_HINT = "name the authority that issued it: --ca-file, or ca_file= of the client"
+CERTIFICATE_HINT = "give the file of its certificate authority: --ca-file, or ca_file= of the client"
 MAX_CAUSES = 16
 
 
@@ -148,7 +150,9 @@ def error_of(answer: Answer | Failure, url: str) -> PlainsongError | None:
     error = _problem_of(answer)
     if error is None:
         text = answer.body[:80].decode("utf-8", "replace")
-        error = UnexpectedAnswer(f"{url} answered {answer.status}: {text!r}", hint="is this a plainsong daemon?")
+        error = UnexpectedAnswer(
+            f"{url} answered {answer.status}: {text!r}", hint="check that the URL is one of a Plainsong daemon"
+        )
         if 400 <= answer.status < 500:
             error.outcome = "not-applied"
     retry_after = answer.headers.get("retry-after", "")
@@ -161,7 +165,7 @@ def _failed(failure: Failure, url: str) -> PlainsongError:
     detail = f"{url}: {failure.detail}"
     error: PlainsongError
     if failure.kind == "connect":
-        hint = "plainsong serve starts one; or give another url"
+        hint = "start one with plainsong serve, or give another URL"
         if any(sign in failure.detail.lower() for sign in _NOT_TLS):
             hint = "that port does not speak TLS: use http://"
         said = f"no daemon answers at {detail}"

@@ -245,7 +245,9 @@ def receipt_of(status: int, fields: dict[str, Any], messages: int) -> Receipt | 
     try:
         return _response(fields) if "transactionWritePointer" in fields else _receipt(fields, messages)
     except (KeyError, TypeError, PlainsongError) as broken:
-        unread = OutcomeUnknown("the answer cannot be read", hint="does the daemon run a different version?")
+        unread = OutcomeUnknown(
+            "the answer cannot be read", hint="check that client and daemon have compatible versions"
+        )
         unread.outcome = "applied"
         unread.__cause__ = broken
         return unread

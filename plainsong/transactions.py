@@ -32,6 +32,7 @@ from plainsong.protocol.errors import (
     TransactionNotInProgress,
 )
 from plainsong.protocol.ids import POSITION_BYTES, id_at, ordinal, pack_id, position_at
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.transactions.transaction import issued_ms
 from plainsong.retry import PAUSES_S, pause_after
 
@@ -200,7 +201,7 @@ _NS_PER_S = 1_000_000_000
 def checked_pointer(pointer: object) -> int:
     """Raises InvalidParameter unless ``pointer`` can be a write pointer."""
     if isinstance(pointer, bool) or not isinstance(pointer, int) or not 0 < pointer <= _POINTER_MAX:
-        raise InvalidParameter(f"{pointer!r} is no transaction", hint="use a Transaction, or its id")
+        raise InvalidParameter(f"{pointer!r} is not a transaction", hint="use a Transaction, or its id")
     return pointer
 
 
@@ -524,7 +525,7 @@ def timed_out(transaction: Transaction, error: Exception) -> TransactionTimedOut
     raised = TransactionTimedOut(
         f"transaction {transaction.id} is {transaction.age_s:.1f} s old, and its limit is {transaction.timeout_s:g} s",
         hint="do less in it, give it a longer timeout_s (the daemon's transactions.timeout_s is the default, "
-        'transactions.max_timeout_s the most), or type="long" (transactions.long_timeout_s)',
+        'transactions.max_timeout_s the maximum), or type="long" (transactions.long_timeout_s)',
     )
     raised.__cause__ = error
     return raised
@@ -533,8 +534,8 @@ def timed_out(transaction: Transaction, error: Exception) -> TransactionTimedOut
 def in_doubt(transaction: Transaction, why: str) -> TransactionInDoubt:
     """The error for a commit with an unknown outcome."""
     return TransactionInDoubt(
-        f"the commit of transaction {transaction.id} was sent, its answer got lost, and {why}",
-        hint=f"ask later: client.transactions.get({transaction.id}), or plainsong tx show {transaction.id}",
+        f"the commit of transaction {transaction.id} was sent, its answer was lost, and {why}",
+        hint=f"check later with client.transactions.get({transaction.id}), or plainsong tx show {transaction.id}",
         transaction_id=transaction.id,
     )
 
@@ -561,7 +562,7 @@ class Retries:
         """
         if not self._left:
             conflict.add_note(
-                "this was the only attempt" if self._attempts == 1 else f"after {self._attempts} attempts"
+                "this was the only attempt" if self._attempts == 1 else f"after {counted(self._attempts, 'attempt')}"
             )
             raise conflict
         self._left -= 1

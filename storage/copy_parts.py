@@ -95,7 +95,8 @@ class Contents:
         self.others.add((table, key))
         if len(self.others) > MAX_OTHERS:
             raise StoreUnusable(
-                f"there are more than {MAX_OTHERS} rows that belong to no topic", hint=("is it a Plainsong store?")
+                f"there are more than {MAX_OTHERS} rows that belong to no topic",
+                hint=("check that it is a Plainsong store"),
             )
 
 
@@ -293,7 +294,7 @@ class CopyRow:
                 str(fields["f"]), chosen, bool(fields["x"]), str(fields["s"]), *times, audited=bool(fields.get("a"))
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(f"a copy's row without what it needs: {error!r}") from error
+            raise DamagedRow(f"a row of an earlier copy is incomplete: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +316,7 @@ class TopicRow:
         try:
             return cls(Table(fields["t"]), bytes(fields["k"]), bool(fields.get("d")))
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRow(f"a copied topic's row without what it needs: {error!r}") from error
+            raise DamagedRow(f"the row of a copied topic is incomplete: {error!r}") from error
 
 
 def topic_key(name: TopicName) -> bytes:

@@ -135,7 +135,7 @@ class CopyRun:
         if not row.is_same(self._request.row()):
             raise StoreUnusable(
                 f"a copy of {row.origin} into the target is not complete",
-                hint="run that one again first, or name an empty target",
+                hint="run that copy again first, or name an empty target",
             )
         return True
 
@@ -211,7 +211,7 @@ class CopyRun:
             await self._source.check(source)
         except Deposed as error:
             raise Deposed(
-                f"{part.label} was taken over by a daemon while it was copied",
+                f"a daemon took over {part.label} while it was being copied",
                 hint=(
                     "stop the daemons of both stores, and run this again: it continues, unless they changed copied rows"
                 ),
@@ -238,8 +238,8 @@ def refuse_differences(compared: Sequence[PartComparison]) -> None:
         raise StoresDiffer(
             f"{shown}: the target's rows differ from the source's",
             hint=(
-                "one of them was changed after the copy: stop the daemon that writes there, and copy into an empty "
-                "target"
+                "one of the two stores was changed after the copy: stop the daemon that writes to it, and copy into "
+                "an empty target"
             ),
         )
 
@@ -279,7 +279,7 @@ async def refuse_without_room(source: Store, target: Store, found: Mapping[Part,
         raise StoreUnusable(
             f"the target has topics of the same names: {shown}",
             hint="name an empty target: another directory, or another table prefix. The name of a deleted topic "
-            "stays taken, so that no id is assigned twice: `backup restore --as` renames one topic",
+            "counts too, so that no id is assigned twice; `backup restore --as` renames one topic",
         )
     for part in found:
         if part.name == NAMESPACES_NAME:
@@ -301,7 +301,7 @@ async def _refuse_other_namespaces(source: Store, target: Store, part: Part) -> 
                 name = key.removeprefix(SYSTEM + NAMESPACE).decode("ascii", "replace").rstrip(":")
                 raise StoreUnusable(
                     f"namespace {name} has other properties in the target",
-                    hint=("set them to the same values on both sides"),
+                    hint=("set the same values on both sides"),
                 )
 
 
@@ -310,8 +310,8 @@ def _refuse_other_service(found: Mapping[Part, Figures]) -> None:
     transactional = [part.label for part, figures in found.items() if part.is_topic and figures.transactional]
     if transactional:
         raise StoreUnusable(
-            f"the target has a transaction service of its own, and {transactional[0]} has messages of transactions "
-            "that are unknown to it",
+            "the target has its own transaction service, which does not know the transactions of messages in "
+            f"{transactional[0]}",
             hint="name an empty target, or wait until those messages have expired",
         )
 

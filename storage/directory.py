@@ -93,8 +93,8 @@ def read_format(directory: Path) -> int | None:
             raise ValueError(number)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise StoreDamaged(
-            f"{path} cannot be read: it holds {raw[:60]!r}",
-            hint=f'keep the daemon stopped, copy the directory; FORMAT should read {{"format": {FORMAT}, …}}',
+            f"{path} cannot be parsed: {raw[:60]!r}",
+            hint=f'keep the daemon stopped, and copy the directory; the file should contain {{"format": {FORMAT}, …}}',
         ) from None
     if number > FORMAT:
         raise StoreTooNew(
@@ -259,7 +259,7 @@ def empty_store(path: Path) -> None:
     Raises:
       StoreInUse, StoreReadOnly, StoreUnusable.
     """
-    home = DataDirectory.open(path, address="a standby that begins with a base")
+    home = DataDirectory.open(path, address="a standby that is building its store")
     try:
         for name in _OF_A_STORE:
             part = path / name
@@ -289,7 +289,8 @@ def set_aside(path: Path, name: str) -> None:
                 sync_directory(path)
     except OSError as error:
         raise StoreUnusable(
-            f"the store in {path} cannot be moved to {aside}: {message_of(error)}", hint="run it again after a remedy"
+            f"the store in {path} cannot be moved to {aside}: {message_of(error)}",
+            hint="remove the cause, and run the command again",
         ) from error
 
 
@@ -298,7 +299,7 @@ def refuse_replicated(path: Path) -> None:
     if (path / REPLICATION_NAME).exists():
         raise StoreUnusable(
             f"{path} has a second copy in an object store, and replication.to is not set",
-            hint="set replication.to as before, or give the copy up: plainsong replica leave",
+            hint="set replication.to as before, or give up the copy with plainsong replica leave",
         )
 
 
@@ -321,7 +322,7 @@ def _create(path: Path) -> None:
     if path.is_dir():
         return
     if path.exists():
-        raise StoreUnusable(f"{path} is a file", hint="name a directory with --data-dir")
+        raise StoreUnusable(f"{path} is a file, not a directory", hint="name a directory with --data-dir")
     missing = [path, *path.parents]
     missing = missing[: next(i for i, part in enumerate(missing) if part.exists())]
     for part in reversed(missing):
@@ -335,7 +336,7 @@ def _refuse_foreign(path: Path) -> None:
     if foreign:
         shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
         raise StoreUnusable(
-            f"{path} holds other files ({shown}) and no FORMAT: it is not a Plainsong store",
+            f"{path} is not a Plainsong store: it has other files ({shown}) and no FORMAT",
             hint="name an empty directory, or one that does not exist yet, with --data-dir",
         )
 
@@ -346,7 +347,7 @@ def _refuse_rows_without_format(rows: Path) -> None:
         return
     for entry in rows.iterdir():
         if entry.name.endswith((".ldb", ".sst")) or (entry.name.endswith(".log") and entry.stat().st_size):
-            raise StoreDamaged(f"{rows} holds rows ({entry.name}), but there is no FORMAT", hint=DAMAGED_HINT)
+            raise StoreDamaged(f"{rows} has rows ({entry.name}), but there is no FORMAT", hint=DAMAGED_HINT)
 
 
 def _sign(lock: int, address: str) -> None:

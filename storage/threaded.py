@@ -22,7 +22,7 @@ Ts = TypeVarTuple("Ts")
 #: How long a call waits for a thread, and how often it retries.
 MAX_WAIT_S = 5.0
 _ASK_EVERY_S = 0.02
-NO_THREAD = "the system allows the daemon no more threads"
+NO_THREAD = "the daemon has reached its limit on threads"
 
 
 class NoThread(Overloaded):

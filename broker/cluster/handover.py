@@ -212,7 +212,7 @@ class Handover:
     async def _on_open(self, call: Call) -> Reply:
         names = [TopicName(str(namespace), str(topic)) for namespace, topic in call.value]
         if len(names) > MAX_NAMES:
-            raise BadRequest(f"{len(names)} topics at once exceed the limit")
+            raise BadRequest(f"{len(names)} topics at once; the limit is {MAX_NAMES}")
         seen_until_s = trio.current_time() + VIEW_S
         with trio.move_on_after(OPEN_S):
             async with trio.open_nursery() as nursery:

@@ -127,7 +127,7 @@ async def hand_over(directory: Directory, stopping: trio.Event, rebalance: Rebal
 WHO = "who"
 #: The time-out of the verification.
 WITHIN_S = 5.0
-_HINT = "cluster.advertise must be an address at which this instance and the others can reach it"
+_HINT = "set cluster.advertise to an address at which other instances, and this one, reach this instance"
 
 
 def who_handler(name: str) -> CallHandler:
@@ -176,7 +176,7 @@ async def _why_not(
             return f"it is not an instance of this cluster: {error.why}"
         except PlainsongError:
             return ""  # an older version, which does not support the call
-        return "" if found == name else f"the instance {str(found)[:100]!r} answers there"
+        return "" if found == name else f"another instance, {str(found)[:100]!r}, answers there"
     return "it does not answer"
 
 

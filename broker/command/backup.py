@@ -113,7 +113,7 @@ def _copy_url(place: str) -> str:
     ],
 )
 @_FOLDER
-@click.option("--without-damaged", is_flag=True, help="Leave out what cannot be read, and list it.")
+@click.option("--without-damaged", is_flag=True, help="Skip what cannot be read, and list it.")
 @json_option
 @where_options
 def create(folder: str, without_damaged: bool, as_json: bool, where: Where) -> None:
@@ -234,7 +234,7 @@ class Making:
             found += page["objects"]
             line = page["line"]
             if page["next"] is not None:
-                note(f"{about}: {show_count(sum(each['rows'] for each in found))} rows")
+                note(f"{about}: {counted(sum(each['rows'] for each in found), 'row')}")
         self._objects += len(found)
         self._bytes += sum(each["bytes"] for each in found)
         return found, line
@@ -247,7 +247,7 @@ class Making:
             if all(fetched):
                 return page
         raise CommandFailed(
-            f"{about}: its rows change faster than they are read", hint="try again later", code=Exit.UNAVAILABLE
+            f"{about}: its rows change faster than the backup reads them", hint="try again later", code=Exit.UNAVAILABLE
         )
 
     def _fetch(self, entry: dict[str, Any]) -> bool:
@@ -408,7 +408,9 @@ def prune(folder: str, keep_ms: int | None, keep_last: int | None, timeout_s: fl
     objects stay, and the command exits with 1.
     """
     if keep_ms is None and keep_last is None:
-        raise CommandFailed("say which backups to keep", hint="--keep 7d, or --keep-last 10", code=Exit.USAGE)
+        raise CommandFailed(
+            "no rule says which backups to keep", hint="give --keep 7d, or --keep-last 10", code=Exit.USAGE
+        )
     with reported(CONTINUES):
         kept = BackupFolder.open(_files(folder, timeout_s))
         with kept.locked():
@@ -441,7 +443,7 @@ def prune(folder: str, keep_ms: int | None, keep_last: int | None, timeout_s: fl
 @click.argument("topics", nargs=-1, metavar="[NS:TOPIC]...")
 @click.option("--to", "target", required=True, metavar="STORE", help="leveldb:DIR or hbase:HOST:PORT[?prefix=NAME]")
 @click.option("--id", "backup_id", metavar="ID", help="Backup to use; default: the newest.")
-@click.option("--at", "at", metavar="TIME", help="Leave out what was published later.")
+@click.option("--at", "at", metavar="TIME", help="Skip what was published later.")
 @click.option("--now", "now", metavar="TIME", help="The current time, if this machine's clock is behind.")
 @click.option("--as", "renamed", metavar="NS:TOPIC", help="New name of the one topic restored.")
 @click.option("--config", "file", type=click.Path(path_type=Path), help="Read storage.hbase from this TOML file.")
@@ -485,7 +487,7 @@ def restore(
     except (ValueError, InvalidName) as error:
         raise CommandFailed(str(error), code=Exit.USAGE) from error
     if name is not None and len(chosen or ()) != 1:
-        raise CommandFailed("--as renames one topic", hint="name the topic to restore", code=Exit.USAGE)
+        raise CommandFailed("--as needs exactly one topic", hint="give the topic to restore", code=Exit.USAGE)
     request = RestoreRequest(None if at is None else time_ms("--at", at), chosen, name)
     kept = _open(folder, timeout_s)
     if kept is None:
@@ -549,7 +551,8 @@ def _present_ms(kept: BackupFolder, given_ms: int | None) -> int:
     if behind_ms <= SKEW_MS:
         return cut_ms + SKEW_MS
     raise CommandFailed(
-        f"this machine's clock is behind backup {last}, so ids assigned since then might be assigned again",
+        f"this machine's clock is earlier than backup {last}, so ids that were assigned since then could be assigned "
+        "again",
         hint="set the clock, or give the time: --now TIME",
         code=Exit.FAILED,
     )
@@ -580,7 +583,7 @@ def _refuse(folder: str, given: Mapping[str, object]) -> None:
     wrong = [name for name, value in given.items() if value]
     if wrong:
         raise CommandFailed(
-            f"{folder} holds a second copy, which is read as a whole",
-            hint=f"leave out {' and '.join(wrong)}",
+            f"{folder} holds a second copy, which can only be read as a whole",
+            hint=f"remove {' and '.join(wrong)}",
             code=Exit.USAGE,
         )

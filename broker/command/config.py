@@ -16,6 +16,7 @@ from broker.config.exposure import in_effect
 from broker.config.values import show_value
 from plainsong.cli.command import CommandFailed, Exit, json_option
 from plainsong.protocol.masking import masked
+from plainsong.protocol.plurals import counted
 
 if TYPE_CHECKING:
     from broker.config import Config, LoadedConfig
@@ -73,7 +74,7 @@ def refuse_unusable_files(config: Config) -> None:
         hint = "it must exist, and not be writable by its group or others"
         raise CommandFailed(problems[0], hint=hint, code=Exit.USAGE)
     if problems:
-        lines = [f"{len(problems)} files cannot be used", *(f"  {problem}" for problem in problems)]
+        lines = [f"{counted(len(problems), 'file')} cannot be used", *(f"  {problem}" for problem in problems)]
         raise CommandFailed("\n".join(lines), code=Exit.USAGE)
 
 

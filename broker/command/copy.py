@@ -18,7 +18,7 @@ from broker.command.options import load_settings, parse_topic, until_ctrl_c
 from broker.stores import StoreUrl, open_named, open_to_look
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, json_option
-from plainsong.cli.output import echo_json, show_bytes, show_count
+from plainsong.cli.output import counted, echo_json, show_bytes, show_count
 from plainsong.protocol.errors import InvalidName
 from storage.clock import now_ms
 from storage.copying import CopyRequest, CopyRun, refuse_differences
@@ -192,7 +192,9 @@ class CopyReport:
             echo_json(line if same is None else {**line, "same": same})
         else:
             verdict = {None: "", True: ": both sides are the same", False: ": the two sides DIFFER"}[same]
-            click.echo(f"{says} {show_count(rows)} rows, {show_bytes(size)}, in {len(figures)} parts{verdict}")
+            click.echo(
+                f"{says} {counted(rows, 'row')}, {show_bytes(size)}, in {counted(len(figures), 'part')}{verdict}"
+            )
 
 
 def _json(figures: Figures) -> dict[str, object]:
@@ -202,4 +204,4 @@ def _json(figures: Figures) -> dict[str, object]:
 def _side(source: Figures, target: Figures | None) -> tuple[str, ...]:
     if target is None:
         return ()
-    return ("same" if source.digest == target.digest else f"DIFFERS: {target.rows} rows, {target.digest}",)
+    return ("same" if source.digest == target.digest else f"DIFFERS: {counted(target.rows, 'row')}, {target.digest}",)

@@ -22,7 +22,7 @@ from plainsong.cli import replicas
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.connection import where_options
 from plainsong.cli.options import show_time
-from plainsong.cli.output import counted, echo_json, note, show_bytes, show_count
+from plainsong.cli.output import counted, echo_json, note, show_bytes
 from storage.base import StoreUnusable
 from storage.clock import now_ms
 from storage.directory import DataDirectory, opening_failed, sync_directory
@@ -194,12 +194,12 @@ def check_copy(url: str, timeout_s: float, *, deep: bool, scratch: Path | None =
             for problem in found.problems:
                 click.echo(f"damaged  {problem}")
             for gap in found.gaps:
-                click.echo(f"gap      after commit {gap}; the log continues from a later base")
+                click.echo(f"gap      after commit {gap}; the log continues after a later base")
             if found.void:
                 click.echo(f"void     {counted(found.void, 'segment')} of a clone of the primary")
             if compared is not None:
                 same = counted(len(compared.equal), "base")
-                click.echo(f"replayed the log; {same} compared with it equal it")
+                click.echo(f"replayed the log; {same} compared and equal")
             read = f"{counted(len(found.bases), 'base')}, {counted(found.segments, 'segment')}"
             verdict = "complete and undamaged" if found.ok else "DAMAGED"
             verdict = verdict if found.bases else "NO complete base"
@@ -223,8 +223,8 @@ def check_copy(url: str, timeout_s: float, *, deep: bool, scratch: Path | None =
 )
 @_URL
 @click.option("--to", "target", required=True, metavar="STORE", help="leveldb:DIR; DIR is new or empty.")
-@click.option("--at", "at", metavar="TIME", help="Leave out commits that were made later.")
-@click.option("--commit", "commit", type=click.IntRange(0), metavar="N", help="Leave out commits after this one.")
+@click.option("--at", "at", metavar="TIME", help="Skip later commits.")
+@click.option("--commit", "commit", type=click.IntRange(0), metavar="N", help="Skip commits after this one.")
 @click.option("--now", "now", metavar="TIME", help="The current time, if this machine's clock is behind.")
 @_TIMEOUT
 @json_option
@@ -268,7 +268,7 @@ def restore_from(
         else:
             when = "" if done.end.time_ms is None else f" of {show_time(done.end.time_ms)}"
             gap = ", where the log has a gap" if done.end.gap else ""
-            click.echo(f"restored up to commit {done.end.commit}{when}{gap}: {show_count(rows)} rows")
+            click.echo(f"restored up to commit {done.end.commit}{when}{gap}: {counted(rows, 'row')}")
 
     _run(url, timeout_s, work)
 
@@ -281,7 +281,7 @@ def _scratch_of(directory: Path) -> Path:
             raise StoreUnusable(f"{directory} is not empty", hint="name a new directory: nothing is overwritten")
         if scratch.exists():
             if {each.name for each in scratch.iterdir()} - _SCRATCH:
-                raise StoreUnusable(f"{scratch} has files that are not from a restore", hint="move them away")
+                raise StoreUnusable(f"{scratch} has files that are not from a restore", hint="move these files away")
             shutil.rmtree(scratch)
         scratch.mkdir(mode=0o700, parents=True)
     except OSError as error:
@@ -332,7 +332,7 @@ def switch(as_json: bool, where: Where) -> None:
     if as_json:
         echo_json(done)
     else:
-        click.echo(f"the primary stops after commit {done['lastCommit']} or later, and then follows as a standby")
+        click.echo(f"the primary stops after commit {done['lastCommit']} or later; then it follows as a standby")
 
 
 @replica.command(cls=Verb, examples=["plainsong replica rejoin --config /etc/plainsong.toml"])
@@ -364,7 +364,7 @@ def rejoin(file: Path | None, data_dir: str | None, bind: str | None, sets: tupl
     if as_json:
         echo_json({"store": record.store, "dataDir": str(directory), "aside": str(aside)})
     else:
-        click.echo(f"{directory} is a standby's now; its store is in {aside}")
+        click.echo(f"{directory} is now a standby's; its former store is in {aside}")
 
 
 async def _check_store(objects: Objects, store: str) -> None:
@@ -378,7 +378,7 @@ async def _check_store(objects: Objects, store: str) -> None:
 
 @replica.command(cls=Verb, examples=["plainsong replica leave --config /etc/plainsong.toml"])
 @setting_options
-@click.option("--without-seal", is_flag=True, help="Do not write to the object store, because it is lost.")
+@click.option("--without-seal", is_flag=True, help="Do not write to the object store, for example because it is lost.")
 @json_option
 def leave(
     file: Path | None,
@@ -412,12 +412,13 @@ def leave(
                 )
             if record.standby and record.place == ROOT:
                 raise StoreUnusable(
-                    f"{directory} has no complete store, but a part of a standby's",
-                    hint="the store of a deposed primary is in a folder deposed-TIME there, after plainsong replica rejoin",
+                    f"{directory} has only an incomplete store of a standby",
+                    hint="after plainsong replica rejoin, the store of the former primary is in its folder "
+                    "deposed-TIME",
                 )
             if not without_seal:
                 if not config.replication.to:
-                    raise StoreUnusable("replication.to is not set", hint="set it as before, or --without-seal")
+                    raise StoreUnusable("replication.to is not set", hint="set it as before, or give --without-seal")
                 objects = open_objects(config.replication.to, config.replication.timeout_s)
                 trio.run(until_ctrl_c, partial(leave_copy, objects, directory, record))
             # Locked until the end: a daemon that started after the seal would continue the log.

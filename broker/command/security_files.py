@@ -39,7 +39,7 @@ def chosen_file(what: str, file: Path | None, config: Path | None, sets: tuple[s
     found = named_file(what, file, config, sets)
     if found is None:
         raise CommandFailed(
-            f"which {what} file?",
+            f"no {what} file is given",
             hint=f"give --file, or --config with the settings that name security.{what}_file",
             code=Exit.USAGE,
         )

@@ -161,7 +161,7 @@ def failure_of(error: BaseException, config: Config) -> CommandFailed | None:
         if isinstance(leaf, NameTaken):
             return CommandFailed(leaf.detail, hint=leaf.hint)
         if isinstance(leaf, FrontEndFailed):
-            return CommandFailed(str(leaf), hint="its messages are above; http.processes = 1 avoids it")
+            return CommandFailed(str(leaf), hint="its messages are above; http.processes = 1 runs without front ends")
         if isinstance(leaf, socket.gaierror):
             return CommandFailed(f"http.bind {config.http.bind}: {leaf.strerror}", hint="choose another with --bind")
         if isinstance(leaf, BindFailed):

@@ -17,6 +17,7 @@ from plainsong.cli.command import CommandFailed, Exit
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import InvalidMessageId
 from plainsong.protocol.ids import MAX_TIMESTAMP_MS, pack_position, parse_id
+from plainsong.protocol.plurals import counted, plural
 from storage.clock import now_ms
 from storage.inspect.explain import RowFilter, explain, walk
 from storage.inspect.readonly import open_stopped
@@ -92,7 +93,7 @@ def dump(
 ) -> None:
     """Show the rows of all tables, decoded, in key order.
 
-    Rows that do not parse are shown with the reason and their bytes.
+    Rows that cannot be parsed are shown with the reason and their bytes.
     """
     chosen = frozenset(_TABLES[name] for name in tables) or frozenset(Table)
     if topic is not None and ":" in topic:
@@ -131,16 +132,18 @@ def explain_command(file: Path | None, data_dir: str | None, sets: tuple[str, ..
 
     Also shows what cleaning would remove, which write pointers are undecided
     and how far the list of invalid transactions may be pruned, and counts the
-    rows of each table that do not parse, with some examples. Exits with 1 if
+    rows of each table that cannot be parsed, with some examples. Exits with 1 if
     there is damage.
     """
     with _opened(file, data_dir, sets) as rows:
         summary = explain(rows, now_ms=now_ms())
     click.echo(json.dumps(summary_json(summary)) if as_json else summary_text(summary))
-    _fail_if_stopped({table: counted.stopped for table, counted in summary.tables.items()})
+    _fail_if_stopped({table: totals.stopped for table, totals in summary.tables.items()})
     if not summary.whole:
-        count = sum(counted.unparseable for counted in summary.tables.values())
-        raise CommandFailed(f"{count} rows do not parse", hint="they stay unchanged; keep a copy of the directory")
+        count = sum(totals.unparseable for totals in summary.tables.values())
+        raise CommandFailed(
+            f"{counted(count, 'row')} cannot be parsed", hint="they are left unchanged; keep a copy of the directory"
+        )
 
 
 @contextmanager
@@ -153,16 +156,16 @@ def _opened(file: Path | None, data_dir: str | None, sets: tuple[str, ...]) -> I
         with open_stopped(config.storage.data_dir) as (database, complaint):
             if complaint:
                 click.echo(f"warning: {complaint}", err=True)
-                click.echo("warning: what follows is what can still be read; rows may be missing", err=True)
+                click.echo("warning: the store is damaged; some rows may be missing below", err=True)
             yield database
 
 
 def _fail_if_stopped(stopped: dict[Table, str]) -> None:
     problems = [
-        f"the {table.name.lower()} table could not be read to its end: {why}" for table, why in stopped.items() if why
+        f"the {table.name.lower()} table could not be read completely: {why}" for table, why in stopped.items() if why
     ]
     if problems:
-        raise CommandFailed("\n".join(problems), hint="what was shown is good; keep a copy of the directory")
+        raise CommandFailed("\n".join(problems), hint="the rows shown are good; keep a copy of the directory")
 
 
 # --- text and JSON ---------------------------------------------------------------------------------
@@ -176,7 +179,7 @@ def row_line(row: DescribedRow) -> str:
     where = f"{row.name} g{row.generation}" if row.name is not None else ""
     if row.problem:
         where = where or row.key[:_MAX_SHOWN_BYTES].hex()
-        return f"{row.table.name.lower():8} {where}  DOES NOT PARSE: {row.problem}"
+        return f"{row.table.name.lower():8} {where}  CANNOT BE PARSED: {row.problem}"
     fields = {name: value for name, value in row.fields.items() if name not in ("payload", "payload_bytes")}
     text = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
     return f"{row.kind:8} {where}  {text}{_payload(row)}"
@@ -226,13 +229,13 @@ def summary_json(summary: Summary) -> dict[str, object]:
         ],
         "tables": {
             table.name.lower(): {
-                "rows": counted.rows,
-                "bytes": counted.bytes,
-                "unparseable": counted.unparseable,
-                "examples": [row.shown() for row in counted.examples],
-                "stopped": counted.stopped or None,
+                "rows": totals.rows,
+                "bytes": totals.bytes,
+                "unparseable": totals.unparseable,
+                "examples": [row.shown() for row in totals.examples],
+                "stopped": totals.stopped or None,
             }
-            for table, counted in summary.tables.items()
+            for table, totals in summary.tables.items()
         },
         "transactions": {
             "service": summary.pruning.authority,
@@ -248,16 +251,17 @@ def summary_json(summary: Summary) -> dict[str, object]:
 
 def summary_text(summary: Summary) -> str:
     """Return a summary for people."""
-    lines = [f"{len(summary.topics)} topics" if summary.topics else "no topics"]
+    lines = [counted(len(summary.topics), "topic") if summary.topics else "no topics"]
     for name, topic in sorted(summary.topics.items()):
         lines.append(f"{name}  {_state(topic)}")
         lines += [_generation_line(topic, number) for number in sorted(topic.generations)]
     lines += ["", *_transactions(summary), ""]
-    for table, counted in summary.tables.items():
+    for table, totals in summary.tables.items():
         lines.append(
-            f"{table.name.lower():8}  {counted.rows} rows, {counted.bytes} bytes, {counted.unparseable} do not parse"
+            f"{table.name.lower():8}  {counted(totals.rows, 'row')}, {counted(totals.bytes, 'byte')}, "
+            f"{totals.unparseable} unreadable"
         )
-        lines += [f"          {row_line(row)}" for row in counted.examples]
+        lines += [f"          {row_line(row)}" for row in totals.examples]
     return "\n".join(lines)
 
 
@@ -271,8 +275,8 @@ def _transactions(summary: Summary) -> list[str]:
     """Return the facts for pruning the invalid list by hand."""
     pruning = summary.pruning
     lines = [
-        f"transactions  service {pruning.authority or 'never chosen'}, {pruning.transactions} in progress, "
-        f"{len(pruning.invalid)} pointers invalid"
+        f"transactions  service {pruning.authority or 'not chosen yet'}, {pruning.transactions} in progress, "
+        f"{counted(len(pruning.invalid), 'invalid pointer')}"
     ]
     if pruning.invalid:
         lines.append(f"              oldest invalid pointer {min(pruning.invalid)}")
@@ -291,7 +295,7 @@ def _transactions(summary: Summary) -> list[str]:
 def _state(topic: TopicSummary) -> str:
     metadata = topic.metadata
     if metadata is None:
-        return "has rows, but no metadata row that can be read"
+        return "has rows, but no readable metadata row"
     if metadata.deleted_ms is not None:
         return f"generation {metadata.generation}, deleted {_time(metadata.deleted_ms)}"
     return f"generation {metadata.generation}, ttl {metadata.properties.ttl_s} s"
@@ -299,13 +303,14 @@ def _state(topic: TopicSummary) -> str:
 
 def _generation_line(topic: TopicSummary, number: int) -> str:
     rows: GenerationSummary = topic.generations[number]
-    parts = [f"  g{number}: {rows.messages} messages, {rows.payload_rows} payload rows, {rows.bytes} bytes"]
+    sizes = ((rows.messages, "message"), (rows.payload_rows, "payload row"), (rows.bytes, "byte"))
+    parts = [f"  g{number}: " + ", ".join(counted(count, thing) for count, thing in sizes)]
     if rows.first_ms is not None and rows.last_ms is not None:
         parts.append(f"{_time(rows.first_ms)} to {_time(rows.last_ms)}")
     for count, what in (
-        (rows.readers, "readers"),
-        (rows.producers, "producers"),
-        (rows.references, "rows for stored messages"),
+        (rows.readers, plural("reader", rows.readers)),
+        (rows.producers, plural("producer", rows.producers)),
+        (rows.references, f"{plural('row', rows.references)} for stored messages"),
         (rows.stored, "stored and not published"),
         (rows.staged, "staged and not published"),
         (rows.rolled_back, "rolled back"),
@@ -315,7 +320,7 @@ def _generation_line(topic: TopicSummary, number: int) -> str:
         if count:
             parts.append(f"{count} {what}")
     if rows.oldest_pointer is not None:
-        parts.append(f"{rows.pointers} undecided write pointers, the oldest {rows.oldest_pointer}")
+        parts.append(f"{counted(rows.pointers, 'undecided write pointer')}, the oldest {rows.oldest_pointer}")
     return ", ".join(parts)
 
 

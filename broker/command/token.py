@@ -175,7 +175,7 @@ def list_tokens(file: Path | None, config: Path | None, sets: tuple[str, ...], a
 )
 @click.argument("token_id", metavar="[ID]", required=False)
 @click.option("--name", help="Revoke all tokens of this name.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @file_options("tokens")
 @json_option
 def revoke(
@@ -220,10 +220,10 @@ def revoke(
     type=Overlap(),
     default="24h",
     show_default=True,
-    help="How long the old one keeps working.",
+    help="How long the old token stays valid.",
 )
 @click.option(
-    "--expires", "expires_ms", type=Expiry(), help="Expiry of the new one; default: the same period as the old one."
+    "--expires", "expires_ms", type=Expiry(), help="Expiry of the new token; default: the same period as the old one's."
 )
 @new_token_options
 def rotate(
@@ -323,7 +323,9 @@ def _read(path: Path) -> TokenTable:
         data, _ = read_guarded(path, MAX_FILE_BYTES, secret=True)
         return parse_tokens(data)
     except FileNotFoundError:
-        raise CommandFailed(f"{path} does not exist", hint="plainsong token create makes it", code=Exit.USAGE) from None
+        raise CommandFailed(
+            f"{path} does not exist", hint="plainsong token create creates it", code=Exit.USAGE
+        ) from None
     except (OSError, BadTokensFile) as error:
         raise _unusable(path, error) from None
 
@@ -342,7 +344,9 @@ def _changed(
                 write_secret(write_to, made)
             write_guarded(path, format_tokens(change(table.entries)))
     except FileExistsError:
-        raise CommandFailed(f"{write_to} already exists", hint="it is never overwritten", code=Exit.USAGE) from None
+        raise CommandFailed(
+            f"{write_to} already exists", hint="this file is never overwritten: name another one", code=Exit.USAGE
+        ) from None
     except OSError as error:
         raise _unusable(path, error) from None
 
@@ -388,9 +392,9 @@ def _show_made(made: str, entry: TokenEntry, write_to: Path | None, *, as_json: 
         echo_json(shown | ({"token": made} if write_to is None else {"writtenTo": str(write_to)}))
     elif write_to is None:
         click.echo(made)
-        output.note(f"{entry.id} is {entry.name}; it is shown only this once")
+        output.note(f"token {entry.id} of {entry.name}; it is not shown again")
     else:
-        click.echo(f"{entry.id} is {entry.name}, in {write_to}")
+        click.echo(f"token {entry.id} of {entry.name} is in {write_to}")
 
 
 def _given_token(source: str) -> str:

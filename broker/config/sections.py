@@ -161,7 +161,7 @@ class HttpConfig:
     )
     body_max_s: float = seconds(
         600.0,
-        "Time limit for receiving a request's body, however much of it arrives.",
+        "Time limit for receiving a request's body, whatever its transfer rate.",
         small="large bodies over slow networks are cut off",
         large="slow clients occupy memory for that long",
         low=1.0,

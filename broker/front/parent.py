@@ -383,7 +383,7 @@ class Answering:
             return
         handler = self._kinds.get(call.kind)
         if handler is None:
-            raise BadRequest(f"{call.kind[:80]!r} is not a call of front ends")
+            raise BadRequest(f"front ends do not call {call.kind[:80]!r}")
         handler(call, reply)
 
     def flush(self) -> None:

@@ -193,7 +193,7 @@ class Reservation:
     def refusal() -> Overloaded:
         """Return the error for a request that had to give way."""
         return Overloaded(
-            "the request was too slow, or waited too long, while others needed its memory",
+            "the request was too slow, or waited too long, and other requests needed its memory",
             hint="retry later, send bodies faster, or raise http.max_inflight_bytes",
         )
 
@@ -261,12 +261,12 @@ def too_large(max_body_bytes: int) -> BodyTooLarge:
 
 
 def too_slow(received_bytes: int) -> MalformedBody:
-    return MalformedBody(f"the body did not arrive in time: only {received_bytes} bytes did", hint="send it faster")
+    return MalformedBody(f"the body did not arrive in time: only {received_bytes} bytes arrived", hint="send it faster")
 
 
 def broke_off(received_bytes: int) -> MalformedBody:
     """Return the error for a body whose sender stopped early."""
-    return MalformedBody(f"the body ends early, after {received_bytes} bytes")
+    return MalformedBody(f"the body is incomplete: it ended after {received_bytes} bytes")
 
 
 def body_deadline(started: float, received_bytes: int, settings: HttpConfig) -> float:
@@ -371,7 +371,7 @@ class _Gunzip:
         if unpacker.eof:
             self._next_member(len(unpacker.unused_data))
         elif not part and not data:
-            raise MalformedBody(f"the gzip body ends early, after {len(self._packed)} bytes")
+            raise MalformedBody(f"the gzip body is incomplete: it ended after {len(self._packed)} bytes")
 
     def _next_member(self, unused_bytes: int) -> None:
         self._at -= unused_bytes

@@ -263,9 +263,9 @@ class Gate:
         if length is None:
             return None
         if "transfer-encoding" in exchange.headers:
-            return MalformedBody("a body has a Content-Length or is chunked, never both")
+            return MalformedBody("the request has both Content-Length and Transfer-Encoding")
         if not (length.isascii() and length.isdigit()):
-            return MalformedBody("Content-Length is not a number, or occurs twice")
+            return MalformedBody("Content-Length is not a number, or was sent twice")
         size, max_body_bytes = content_length(length), self._shared.settings.max_body_bytes
         if size is None or size > max_body_bytes:
             return too_large(max_body_bytes)
@@ -300,7 +300,7 @@ class Gate:
             and (intake.received_bytes > int(announced) or is_last)
             and (intake.received_bytes != int(announced))
         ):
-            raise MalformedBody(f"the body does not have the {announced} bytes of its Content-Length")
+            raise MalformedBody(f"the body has fewer or more bytes than its Content-Length of {announced}")
 
     def _marked(self, headers: Any, exchange: Exchange, scope: Any) -> list[tuple[bytes, bytes]]:
         marked = [*headers, (b"x-request-id", exchange.request_id.encode("ascii"))]

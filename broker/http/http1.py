@@ -510,7 +510,7 @@ class Http1:
 
     async def _refuse(self, status: int) -> None:
         """Refuse a head that cannot be parsed: 400; 431 if too long; 501 for an unknown coding or method; or 505."""
-        error = BadRequest("this is not a valid HTTP/1.1 request", hint="the status says what is wrong")
+        error = BadRequest("this is not a valid HTTP/1.1 request", hint="the status code says what is wrong")
         answer = answer_for(error)
         assert isinstance(answer.body, bytes)
         answer.status, answer.body = status, answer.body.replace(b'"status": 400', b'"status": %d' % status)

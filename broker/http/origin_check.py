@@ -92,16 +92,14 @@ class OriginCheck:
         found = _HOST.fullmatch(host)
         if found is None:
             return BadRequest(
-                "the header Host does not name a host", hint="send Host: as HTTP/1.1 requires (RFC 9112, 3.2)"
+                "the Host header does not name a host", hint="send Host: as HTTP/1.1 requires (RFC 9112, 3.2)"
             )
         if found[1] or peer.unix is not None:  # a page cannot open a Unix socket
             return None
         name = found[2].lower().removesuffix(".")
         if self.allows_name(name):
             return None
-        return Forbidden(
-            f"this daemon does not answer to the name {name!r}", hint=f"add {name} to security.allowed_hosts"
-        )
+        return Forbidden(f"{name!r} is not a host name of this daemon", hint=f"add {name} to security.allowed_hosts")
 
     def allows_name(self, name: str) -> bool:
         """True if ``Host`` may be this name, in lower case and without a final dot, or this IPv4 address."""
@@ -195,7 +193,7 @@ def _origin(text: str) -> tuple[str, str, int] | None:
 
 def _foreign(origin: str | None) -> PlainsongError:
     if origin is None:
-        return Forbidden("pages of other sites may not use this daemon", hint="their origin was not sent")
+        return Forbidden("web pages of other sites may not use this daemon", hint="their origin was not sent")
     if _origin(origin) is None:
-        return Forbidden("pages without an origin of their own may not use this daemon")
+        return Forbidden("web pages without an origin may not use this daemon")
     return Forbidden(f"pages of {origin} may not use this daemon", hint=f"add {origin} to security.allowed_origins")

@@ -227,7 +227,7 @@ class _Server:
         if has_room and (self._open < allowed or self._cut_stalled()):
             return None
         if has_room and allowed == wanted:
-            return Overloaded(f"{wanted} connections are open", hint="raise http.max_connections")
+            return Overloaded(f"all {wanted} allowed connections are in use", hint="raise http.max_connections")
         self._cannot_accept(f"{self._open} connections are open, and few file descriptors are left")
         self._descriptors.refused()
         return Overloaded(
@@ -408,7 +408,7 @@ class _Application:
                 self._nursery.start_soon(self._load, self._tried)
             await self._tried.wait()
         if self._server is None:
-            raise Overloaded("a part of the server cannot be loaded now; its log says why")
+            raise Overloaded("a part of the daemon cannot be loaded; its log says why")
         return self._server
 
     async def stop(self) -> None:

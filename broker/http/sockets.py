@@ -164,7 +164,7 @@ def _remove_stale(path: str) -> None:
     """Remove the socket file of a process that did not exit cleanly. Raises OSError: another process listens there."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise OSError(errno.EEXIST, "a file of this name exists that is not a socket")
+            raise OSError(errno.EEXIST, "a file with this name exists, and it is not a socket")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

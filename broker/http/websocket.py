@@ -337,7 +337,7 @@ class StreamSocket:
         elif self._is_begun:
             self._end(CloseReason.POLICY_VIOLATION, "the message did not arrive in time")
         elif self._pinged:
-            self._end(CloseReason.GOING_AWAY, "nothing was received, not even an answer to a ping")
+            self._end(CloseReason.GOING_AWAY, "nothing was received, not even a pong")
         else:
             self._pinged, self._received_s = True, trio.current_time()
             await self._send_data(self._socket.send(Ping()))

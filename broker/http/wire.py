@@ -400,7 +400,7 @@ class ChunkedBody:
         if self._left is not None and end >= 0:
             self._trailer_bytes += length
             if self._trailer_bytes > MAX_TRAILER_BYTES:
-                raise MalformedBody(f"the trailers of the chunked body are over {MAX_TRAILER_BYTES} bytes")
+                raise MalformedBody(f"the trailers of the chunked body exceed {MAX_TRAILER_BYTES} bytes")
         return None if end < 0 else data[at:end]
 
     @staticmethod

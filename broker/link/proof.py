@@ -119,6 +119,6 @@ def link_secret(config: Config, name: str) -> LinkSecret | None:
     secret = read_named(setting, file, MAX_SECRET_BYTES, "one line, chmod 600").strip()
     if len(secret) < MIN_SECRET_BYTES or b"\n" in secret:
         raise FileUnusable(
-            setting, f"{file} is not one line of {MIN_SECRET_BYTES} bytes or more", "openssl rand -hex 32"
+            setting, f"{file} is not a single line of at least {MIN_SECRET_BYTES} bytes", "openssl rand -hex 32"
         )
     return LinkSecret(secret, name)

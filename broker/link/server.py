@@ -249,7 +249,7 @@ class _ServingSide:
         known.pieces.append(piece)
         known.received += len(piece)
         if known.received > known.size or (not more and known.received < known.size):
-            raise MalformedBody(f"a body of {known.size} bytes was announced, {known.received} arrived")
+            raise MalformedBody(f"a body of {known.size} bytes was announced, but {known.received} arrived")
         if not more:
             known.call.body = b"".join(known.pieces)
             known.pieces = None

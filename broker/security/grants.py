@@ -221,7 +221,9 @@ class _Reader:
                 raise self._fault(f"{group[:80]!r} is not the name of a group", "groups", 0, group)
             for member in self._texts(members, "groups", 0, group):
                 if member.startswith((_GROUP, _OIDC_GROUP)):
-                    raise self._fault(f"{member[:80]!r}: a group cannot be in a group", "groups", 0, group, member)
+                    raise self._fault(
+                        f"{member[:80]!r}: a group cannot be a member of a group", "groups", 0, group, member
+                    )
                 self._name(member, "groups", 0, group)
             groups[group] = frozenset(members)
         return groups
@@ -229,7 +231,7 @@ class _Reader:
     def _tables(self, key: str) -> list[dict[str, Any]]:
         given = self._given.get(key, [])
         if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-            raise self._fault(f"write [[{key}]] once for each", "", 0, key)
+            raise self._fault(f"write a table [[{key}]] for each", "", 0, key)
         return given
 
     def _grant(self, at: int, given: dict[str, Any], groups: Mapping[str, frozenset[str]]) -> Grant:
@@ -254,7 +256,7 @@ class _Reader:
                 raise self._fault("a quota for topics must name topics", "quota", at, "on", SERVICE)
         limits = {key: self._limit(given[key], key, at) for key in (*RATES, *COUNTS) if key in given}
         if not limits:
-            raise self._fault("a quota must limit something: " + ", ".join((*RATES, *COUNTS)), "quota", at, "")
+            raise self._fault("a quota must set at least one of " + ", ".join((*RATES, *COUNTS)), "quota", at, "")
         if on and set(limits) & {"connections", "open_transactions", "topics", "requests_per_s"}:
             key = next(key for key in limits if key not in ("parked_polls", *RATES[1:]))
             raise self._fault(f"{key} is not counted per topic; set it for names", "quota", at, key)
@@ -282,7 +284,7 @@ class _Reader:
             if each.startswith(_GROUP):
                 group = each.removeprefix(_GROUP)
                 if group not in groups:
-                    near = nearest(group, groups) if groups else "the file has none"
+                    near = nearest(group, groups) if groups else "the file defines no group"
                     raise self._fault(f"unknown group {group[:80]!r}, {near}", table, at, "to", each)
             elif each.startswith(_OIDC_GROUP):
                 if not _CLAIM.fullmatch(each.removeprefix(_OIDC_GROUP)):

@@ -293,7 +293,7 @@ class Guard:
         scheme, _, token = authorization.partition(" ")
         token = token.strip(" ")
         if scheme.lower() != "bearer" or not token or len(token) > MAX_CREDENTIAL_BYTES:
-            raise self._refused("token", "the header Authorization is not Bearer with a token")
+            raise self._refused("token", "the Authorization header is not Bearer with a token")
         return token
 
     def _of_token(self, token: str) -> Identity:
@@ -362,7 +362,7 @@ class Guard:
         if writes_audit(route.name, path):
             raise Forbidden(
                 "only the daemon writes the audit, whatever the grants",
-                hint="its properties cannot change either: a shorter ttl could remove the record of a change",
+                hint="its properties cannot change either, because a shorter ttl could remove records",
             )
         if not self.required or (self._open_metrics and route.name == "metrics"):
             return
@@ -545,7 +545,7 @@ def invalid_token(why: str) -> Unauthenticated:
 
 def forbidden(who: Identity, verb: str, target: str) -> Forbidden:
     """Return the refusal of a client without the verb. ``target`` must be validated, not raw text of the client."""
-    error = Forbidden(f"{who.name} has no {verb} on {target}", hint="an operator can grant it")
+    error = Forbidden(f"{who.name} lacks {verb} on {target}", hint="an operator can grant it")
     error.challenge = f'{REALM}, error="insufficient_scope", scope="{verb} {target}"'
     return error
 

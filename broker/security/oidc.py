@@ -258,7 +258,7 @@ class OidcProvider:
             return _no_keys()
         if any(key.id == who.credential and who.key in ("", key.made_of) for key in self._keys):
             return None
-        return invalid_token("the key of the token was withdrawn")
+        return invalid_token("the key of the token was revoked")
 
     async def verify(self, token: str, peer: Peer) -> Identity:
         """Verify a token, and return its identity. Raises Unauthenticated, AuthenticationUnavailable."""
@@ -267,7 +267,7 @@ class OidcProvider:
         if not isinstance(alg, str) or alg not in self._algorithms or alg not in _NEEDS:
             raise invalid_token("the token's signature algorithm is not accepted")
         if "crit" in header:
-            raise invalid_token("the token has a critical header that is not supported")
+            raise invalid_token("the token has an unsupported critical header")
         if self._config.require_typ and str(header.get("typ", "")).lower().removeprefix("application/") != "at+jwt":
             raise invalid_token("the token is not an access token: its typ is not at+jwt")
         key = await self._key_for(header.get("kid"), alg)
@@ -310,7 +310,7 @@ class OidcProvider:
             raise invalid_token("the token is from another issuer")
         audience = claims.get("aud")
         if audience != config.audience and not (isinstance(audience, list) and config.audience in audience):
-            raise invalid_token("the token is for another audience")
+            raise invalid_token("the token has another audience")
         expires_s = claims.get("exp")
         if not _is_time(expires_s):
             raise invalid_token("the token has no expiry")
@@ -333,7 +333,7 @@ class OidcProvider:
 def _no_keys() -> AuthenticationUnavailable:
     return AuthenticationUnavailable(
         "the provider's keys cannot be fetched",
-        hint="its tokens may be valid: retry; is security.oidc.jwks reachable?",
+        hint="its tokens may be valid: retry; check that this daemon can reach security.oidc.jwks",
     )
 
 
@@ -407,7 +407,7 @@ def _get(url: str) -> bytes:
             data: bytes = answer.read(MAX_JWKS_BYTES + 1)
     except urllib.error.HTTPError as error:
         error.close()
-        raise OSError(f"the provider answered {error.code}") from None
+        raise OSError(f"the provider answered with status {error.code}") from None
     if len(data) > MAX_JWKS_BYTES:
         raise BadKeySet(f"it is larger than {MAX_JWKS_BYTES} bytes")
     return data

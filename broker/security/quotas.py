@@ -354,7 +354,7 @@ class Quotas:
 
 def _exceeded(limit: str, bucket: _Bucket, cost: float) -> QuotaExceeded:
     wait_s = max(1, ceil((min(cost, bucket.capacity) - bucket.level) / bucket.rate))
-    error = QuotaExceeded(f"{limit} is used up", hint=f"slow down, or wait {wait_s} s; an operator can raise it")
+    error = QuotaExceeded(f"{limit} is used up", hint=f"wait {wait_s} s, or send less; an operator can raise the quota")
     unit = f';qu="{_UNITS[limit]}"' if limit in _UNITS else ""
     error.retry_after_s = wait_s
     error.policy = f'"{limit}";q={int(bucket.rate)};w=1{unit}'
@@ -363,7 +363,9 @@ def _exceeded(limit: str, bucket: _Bucket, cost: float) -> QuotaExceeded:
 
 
 def _too_many(limit: str, most: int) -> QuotaExceeded:
-    error = QuotaExceeded(f"{limit}: there are {most} already", hint="end one first; an operator can raise it")
+    error = QuotaExceeded(
+        f"{limit} is used up: there are already {most}", hint="end one first; an operator can raise the quota"
+    )
     error.ends_connection = limit == "connections"
     error.policy = f'"{limit}";q={most}'
     error.state = f'"{limit}";r=0;t=1'

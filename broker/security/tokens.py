@@ -61,7 +61,7 @@ def fault_of(token: str) -> str | None:
     if not _TOKEN.fullmatch(token):
         return "a token is psg_ and 46 letters and digits"
     if checksum(token[:-_CHECK_CHARACTERS]) != token[-_CHECK_CHARACTERS:]:
-        return "its checksum is wrong: a character was mistyped or lost"
+        return "its checksum is wrong: a character is wrong or missing"
     return None
 
 

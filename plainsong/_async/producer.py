@@ -253,8 +253,8 @@ class AsyncProducer(AsyncBuffered["ProducerQueue[AsyncSettled[Any]]", "AsyncSett
         queue = self._opened
         if self._is_inside():
             raise BufferFull(
-                "this call would wait for a producer that a signal handler or a finalizer has interrupted",
-                hint="use send there: it does not wait",
+                "this call would deadlock: a signal handler or a finalizer has interrupted this producer",
+                hint="use send, which does not wait",
             )
         await self._take(queue.session.topic, Whole(request, ids, future, limit_s))
         return future

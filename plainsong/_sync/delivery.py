@@ -163,8 +163,9 @@ class Delivery:
             self._session.passed(delivered.last_sequence_id)
         if not delivered.deduplicated and not self._session.optional and self._request.write_pointer is None:
             self._session.over = DeduplicationDisabled(
-                "deduplication was switched off while the producer was in use",
-                hint="its messages are stored, but not protected; open it with optional=True to continue",
+                "deduplication was turned off while the producer was in use",
+                hint="its messages are stored, but not protected against duplicates; open it with optional=True to "
+                "continue",
             )
         return delivered
 
@@ -221,13 +222,13 @@ class Delivery:
         """The delivered request, if it was stored; None: send it again. The old attempt can no longer take effect."""
         session = self._session
         if session.epoch is None:
-            self._raise_unknown("there is no session to query, since deduplication is switched off", doubt)
+            self._raise_unknown("there is no session to query, because deduplication is off", doubt)
         try:
             known = self._query()
         except (ProducerNotFound, Gone):
             self._raise_expired(doubt)
         except PlainsongError as error:
-            self._raise_unknown(f"the outcome cannot be found out: {error.detail}", doubt)
+            self._raise_unknown(f"the outcome is unknown: {error.detail}", doubt)
         self._check_holder(known, 0, doubt)
         if self._was_stored(known):
             return as_found(known, self._ids, self._before)
@@ -239,7 +240,7 @@ class Delivery:
         except (GenerationChanged, TopicNotFound) as gone:
             return self._find_out_in_deleted_topic(gone, doubt)
         except PlainsongError as error:
-            self._raise_unknown(f"the outcome cannot be found out: {error.detail}", doubt)
+            self._raise_unknown(f"the outcome is unknown: {error.detail}", doubt)
         self._check_holder(known, openings, doubt)
         session.epoch = known.epoch
         session.passed(known.last_sequence_id)
@@ -280,7 +281,7 @@ class Delivery:
         try:
             known = self._query()
         except PlainsongError as error:
-            self._raise_unknown(f"the topic was deleted, so the outcome cannot be found out: {error.detail}", doubt)
+            self._raise_unknown(f"the topic was deleted, so the outcome is unknown: {error.detail}", doubt)
         if not self._was_stored(known):
             self._check_certain("the topic was deleted", doubt)
             gone.outcome = "not-applied"
@@ -321,7 +322,7 @@ class Delivery:
         kind = TransactionOutcomeUnknown if self._request.atomic else OutcomeUnknown
         raise kind(
             f"{doubt.detail}; {why}",
-            hint=("check the topic before you send it again: the client did not send it again"),
+            hint=("check the topic before you send it again; the client has not retried it"),
         ) from doubt
 
     def _left_s(self) -> float:

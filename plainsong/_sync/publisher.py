@@ -55,8 +55,8 @@ G = TypeVar("G")
 
 #: An idle worker ends after this; the next message starts another.
 IDLE_S = 10.0
-NO_THREAD = "no thread can be started to send this message"
-NO_THREAD_HINT = "try again later: the process is out of threads, or it is ending"
+NO_THREAD = "no thread could be started to send this message"
+NO_THREAD_HINT = "try again later; the process has too many threads, or is exiting"
 
 
 class Queue(Protocol[P, G]):

@@ -402,7 +402,7 @@ class TransactionContext:
         """Begins at the service, then starts each member."""
         if self._under_way is not None:
             raise TransactionInProgress(
-                f"transaction {self._under_way.id} is in progress", hint="finish it, or abort it"
+                f"transaction {self._under_way.id} is in progress", hint="finish or abort it first"
             )
         transaction = begun(self._channel, *self._options)
         self._under_way, self._deciding, self._state, self._readers = transaction, False, None, []
@@ -424,7 +424,7 @@ class TransactionContext:
             try:
                 member.abandon_tx()
             except Exception as failed:  # noqa: BLE001 - the failed start is raised instead
-                raised.add_note(f"{member.name} did not end its part: {failed!r}")
+                raised.add_note(f"{member.name} did not finish its part: {failed!r}")
         try:
             self._state = self._channel.call(service.abort(transaction.id), self._undo_s)
         except PlainsongError as failed:
@@ -508,7 +508,7 @@ class TransactionContext:
             except TransactionNotInProgress:
                 continue  # the transaction was decided between the two requests
             except PlainsongError as failed:
-                raise in_doubt(transaction, f"the transaction service cannot be asked: {failed.detail}") from error
+                raise in_doubt(transaction, f"the transaction service cannot be reached: {failed.detail}") from error
         if state == "committed":
             return
         if state in ("aborted", "invalid"):
@@ -617,7 +617,10 @@ class TransactionContext:
             self._state = self._channel.call(waiting_for_service(call), self._undo_s)
         except PlainsongError as error:
             gone = isinstance(error, (TransactionNotFound, TransactionNotInProgress))
-            failures.add("telling the service" if gone else "telling the service, so it ends at its time-out", error)
+            failures.add(
+                "aborting at the service" if gone else "aborting at the service; the transaction ends at its time-out",
+                error,
+            )
 
     @property
     def _undo_s(self) -> float:

@@ -28,7 +28,7 @@ NAMESPACE, TOPIC = "system", "audit"
     ],
 )
 @click.option("--follow", "-f", is_flag=True, help="Keep following until Ctrl-C.")
-@click.option("--name", help="Only what this name did.")
+@click.option("--name", help="Only actions of this name.")
 @click.option("--action", help="Only this action, e.g. topic.delete; a prefix matches too.")
 @click.option("--from", "start", type=Place(), default="-24h", show_default=True, help="Start here.")
 @json_option

@@ -145,7 +145,7 @@ class Bundle:
         data = masked(text).encode("utf-8", "replace")
         if len(data) > MAX_PART_BYTES:
             data = data[-MAX_PART_BYTES:]
-            says += f"; the last {MAX_PART_BYTES >> 20} MiB of it"
+            says += f"; the last {MAX_PART_BYTES >> 20} MiB"
         self.files[name] = (says, data)
 
     def contents(self) -> list[str]:
@@ -158,7 +158,7 @@ class Bundle:
         listed = "\n".join(
             [
                 f"A bundle of Plainsong {__version__}, made at {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}.",
-                "It has no payload, attribute, token or key."
+                "It contains no payloads, attributes, tokens or keys."
                 + (" Names of topics are replaced by hashes." if self.hides_names else ""),
                 "",
                 *self.contents(),
@@ -299,9 +299,9 @@ def _log_lines(log: str | None) -> str:
             with open(log, encoding="utf-8", errors="replace") as file:
                 return "".join(deque(file, MAX_LOG_LINES))
         if (journal := shutil.which("journalctl")) is None:
-            return "not known: no --log was given, and there is no journal\n"
+            return "unknown: no --log was given, and there is no journal\n"
         lines = str(MAX_LOG_LINES)
         ran = _run([journal, "--unit", "plainsong", "--lines", lines, "--no-pager", "--output", "cat"])
-        return ran.stdout or f"not known: {ran.stderr.strip()[:500]}\n"
+        return ran.stdout or f"unknown: {ran.stderr.strip()[:500]}\n"
     except (OSError, subprocess.SubprocessError) as error:
-        return f"not known: {error}\n"
+        return f"unknown: {error}\n"

@@ -294,7 +294,9 @@ class _Looks:
         visible = int(shown.get("visible", 0))
         self.report.figure(f"lag_{namespace}:{topic}/{reader}", visible, limit=most)
         if visible > most:
-            self.report.found(WARNING, f"reader {reader} of {namespace}:{topic} is {visible} messages behind")
+            self.report.found(
+                WARNING, f"reader {reader} of {namespace}:{topic} is {counted(visible, 'message')} behind"
+            )
 
 
 def samples_in(text: str) -> list[tuple[str, float]]:

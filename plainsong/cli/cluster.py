@@ -113,7 +113,7 @@ def _facts(found: ClusterView) -> list[tuple[str, str]]:
         facts.append((escaped(topic["name"]), escaped((topic["owner"] or "no owner at the moment") + pinned)))
     facts += [(f"pinned {name}", instance) for name, instance in list(found["pins"].items())[:20]]
     if len(found["pins"]) > 20:
-        facts.append(("", f"and {len(found['pins']) - 20} more pins; --json lists all"))
+        facts.append(("", f"and {output.counted(len(found['pins']) - 20, 'more pin')}; --json lists all"))
     return [(escaped(name), escaped(value)) for name, value in facts]
 
 
@@ -147,7 +147,7 @@ def drain(instance: str, wait: bool, within: float, dry_run: bool, as_json: bool
     if left:
         raise CommandFailed(
             f"{instance} is drained, but still has {output.counted(left, 'topic')} open after {within:g} s",
-            hint="look again: plainsong cluster status",
+            hint="check again with plainsong cluster status",
             code=Exit.UNAVAILABLE,
         )
     change = {**done, "instance": instance, "drained": True, "topicsOpen": left}
@@ -163,7 +163,7 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
         if here is None:
             return None
         if all(each["drained"] or each["leaving"] for each in found["instances"]):
-            report("all instances are drained, which has no effect")
+            report("all instances are drained, so the drains have no effect")
             return None
         left: int | None = here["topicsOpen"]
         if left == 0 and not here["slices"]:
@@ -172,7 +172,7 @@ def _wait_until_empty(client: Client, instance: str, within_s: float) -> int | N
             if left is None:
                 raise CommandFailed(
                     f"{instance} is drained, but does not report how many topics it still has open",
-                    hint="the others take them over; is the instance frozen, or unreachable?",
+                    hint="the other instances take them over; check whether this one hangs or is unreachable",
                     code=Exit.UNAVAILABLE,
                 )
             return left
@@ -190,7 +190,7 @@ def undrain(instance: str, as_json: bool, where: Where) -> None:
     """Give INSTANCE its share of the topics again."""
     with where.client() as client:
         run_call(client, calls.drain_instance(instance, drained=False))
-    _show_change({"instance": instance, "drained": False}, f"{instance} takes topics", as_json=as_json)
+    _show_change({"instance": instance, "drained": False}, f"{instance} takes topics again", as_json=as_json)
 
 
 @cluster.command(cls=Verb, examples=["plainsong cluster move orders host-2"])
@@ -208,7 +208,10 @@ def move(topic: str, instance: str, as_json: bool, where: Where) -> None:
         found = _placement(client, topic)
     owner, text = found["owner"], f"{found['name']} is owned by {instance}"
     if owner != instance:
-        text = f"{found['name']} is pinned to {instance}, but owned by {owner or 'no instance'} now: is {instance} drained?"
+        text = (
+            f"{found['name']} is pinned to {instance}, but owned by {owner or 'no instance'}: check whether "
+            f"{instance} is drained"
+        )
     _show_change({"topic": found["name"], "instance": instance, "owner": owner}, text, as_json=as_json)
 
 

@@ -22,12 +22,12 @@ class Exit(IntEnum):
     """The exit codes of every command.
 
     0    done
-    1    failed, and the error says why; also when the reader of the output has closed it
+    1    failed, and the error says why; also if the reader of the output has closed it
     2    the command line or the settings are wrong; nothing was done
-    3    the store cannot be opened as it is; nothing was changed
+    3    the store cannot be opened in its present state; nothing was changed
     4    there is no such topic, reader or context; nothing was done
     5    no daemon answered, or it cannot serve this now; nothing was done: try again later
-    6    the outcome is unknown: look before you repeat the command
+    6    the outcome is unknown: check it before you repeat the command
     7    another process has taken over the second copy of the daemon's store
     130  interrupted (Ctrl-C)
     """

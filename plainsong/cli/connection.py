@@ -72,7 +72,7 @@ class Contexts:
         """Returns the context. Raises CommandFailed with the nearest name."""
         if name in self.by_name:
             return self.by_name[name]
-        hint = nearest(name, self.by_name) if self.by_name else f"plainsong context add {name} --url URL"
+        hint = nearest(name, self.by_name) if self.by_name else f"create it with plainsong context add {name} --url URL"
         raise CommandFailed(f"there is no context {name!r}", hint=hint, code=Exit.NOT_FOUND)
 
     def save(self) -> None:

@@ -81,7 +81,7 @@ def add(
     contexts.save()
     _show(contexts, name, as_json=as_json)
     if is_first and not use_it:
-        output.report(f"{name} is the first context, and the current one from now on: commands without --url go there")
+        output.report(f"{name} is the first context, and therefore the current one: commands without --url use it")
 
 
 @context.command(examples=["plainsong context use prod"])

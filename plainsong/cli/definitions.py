@@ -77,8 +77,8 @@ def export(file: Path, as_json: bool, where: Where) -> None:
 )
 @_FILE
 @click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
-@click.option("--prune", is_flag=True, help="Delete what FILE does not name.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask before topics are deleted, or messages hidden.")
+@click.option("--prune", is_flag=True, help="Delete everything that FILE does not name.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting topics or hiding messages.")
 @json_option
 @where_options
 def import_(file: Path, dry_run: bool, prune: bool, yes: bool, as_json: bool, where: Where) -> None:
@@ -137,7 +137,7 @@ def _encoded(file: Path, wanted: Mapping[str, Any]) -> bytes:
         return as_json(wanted)
     except (TypeError, ValueError, RecursionError) as error:
         raise CommandFailed(
-            f"{file} has a value that no definition has: {error}", hint=_EXAMPLE, code=Exit.USAGE
+            f"{file} has a value of an unsupported type: {error}", hint=_EXAMPLE, code=Exit.USAGE
         ) from error
 
 

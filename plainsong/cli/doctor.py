@@ -67,7 +67,7 @@ class Examining(Verb):
                 flags = [param.opts[0] for param in self.params if param.name in names]
                 listed = ", ".join(flags[:-1]) + " and " + flags[-1] if len(flags) > 1 else flags[0]
                 verb = "are" if len(flags) > 1 else "is"
-                where = f"{verb} for --{owner}" if owner else f"{verb} not for --{questions[0]}"
+                where = f"{verb} only for --{owner}" if owner else f"{verb} not for --{questions[0]}"
                 raise click.UsageError(f"{listed} {where}")
 
 
@@ -84,13 +84,13 @@ class Examining(Verb):
         "plainsong doctor --attention",
     ],
 )
-@click.option("--ready", is_flag=True, help="Ask only whether a daemon is ready; if none is, exit with 5.")
+@click.option("--ready", is_flag=True, help="Check only whether a daemon is ready; exit with 5 if none is.")
 @click.option(
     "--count", type=click.IntRange(1, 1000), default=5, metavar="N", help="With --ready: pings to each; default: 5."
 )
-@click.option("--live", is_flag=True, help="Ask only whether a daemon is alive, ready or not.")
+@click.option("--live", is_flag=True, help="Check only whether a daemon is alive, ready or not.")
 @click.option("--attention", is_flag=True, help="Show only what needs attention, worst first.")
-@click.option("--check", is_flag=True, help="Print one line for a monitoring system; its exit codes.")
+@click.option("--check", is_flag=True, help="Print one line for a monitoring system, and use its exit codes.")
 @click.option(
     "--max-lag",
     "lags",
@@ -105,7 +105,7 @@ class Examining(Verb):
     type=Length(),
     default="10m",
     metavar="TIME",
-    help="With --check: warn when a transaction has been open for longer; default: 10m.",
+    help="With --check: warn when a transaction has been open for longer than this; default: 10m.",
 )
 @click.option(
     "--certificate-days",
@@ -119,13 +119,15 @@ class Examining(Verb):
     "backup_s",
     type=Length(),
     metavar="TIME",
-    help="With --check: warn when the last backup is older (default: 26h), and if there is none.",
+    help="With --check: warn when the last backup is older than this (default: 26h), or missing.",
 )
 @click.option(
     "--data-dir", metavar="DIR", help="The daemon's data directory; default: that of a local daemon, else ./data."
 )
 @click.option("--no-daemon", is_flag=True, help="Check this machine only.")
-@click.option("--bundle", metavar="FILE.tar.gz", help="Also write the findings, without secrets, to share.")
+@click.option(
+    "--bundle", metavar="FILE.tar.gz", help="Also write the findings, without secrets, to a file that you can share."
+)
 @click.option("--config", metavar="FILE", help="With --bundle: the daemon's settings file.")
 @click.option("--log", metavar="FILE", help="With --bundle: the daemon's log; default: the journal of its unit.")
 @click.option("--no-names", is_flag=True, help="With --bundle: replace the names of topics by hashes.")

@@ -143,5 +143,5 @@ def _cluster(found: Mapping[str, Any]) -> dict[str, str]:
     shown = {}
     for each in found["instances"]:
         states = [word for word in ("leaving", "drained") if each[word]] or ["available"]
-        shown[one_line(each["name"])] = f"{', '.join(states)}, {output.show_count(each['topicsOpen'])} topics open"
+        shown[one_line(each["name"])] = f"{', '.join(states)}, {output.counted(each['topicsOpen'], 'open topic')}"
     return shown

@@ -160,10 +160,10 @@ def look_at_daemon(found: ProbeResult) -> list[Finding]:
         findings.append(Finding("version", "warning", says, "use the same version on both sides"))
     if not found.ready:
         says = one_line("; ".join(found.reasons)) or "no reason given"
-        findings.append(Finding("ready", "bad", says, "its log says more"))
+        findings.append(Finding("ready", "bad", says, "its log has the reason"))
     for unreached in found.unreached:
         says = one_line(f"the daemon at {found.url} cannot reach the instance {unreached}")
-        hint = "is it running, and can the others reach its cluster.advertise address?"
+        hint = "check that it is running, and that the others can reach its cluster.advertise address"
         findings.append(Finding("instances", "warning", says, hint))
     return findings
 

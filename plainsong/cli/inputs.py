@@ -194,7 +194,7 @@ def _payload(value: Any) -> bytes:
             raise ValueError("invalid text: half of a surrogate pair") from None
     if isinstance(value, dict) and set(value) == {"base64"} and isinstance(value["base64"], str):
         return _base64(value["base64"].encode())
-    raise ValueError('a payload must be a string or {"base64": "…"}; to publish JSON itself, leave out --ndjson')
+    raise ValueError('a payload must be a string or {"base64": "…"}; to publish JSON itself, omit --ndjson')
 
 
 def _base64(text: bytes) -> bytes:

@@ -138,8 +138,8 @@ def survives(store: str, trust: State | None, directory: Path | None) -> str:
         return "An acknowledged message survives no restart: this daemon keeps its messages in memory only."
     if store == "hbase":
         return (
-            "An acknowledged message survives the daemon and its machine: it is in HBase's write-ahead log,"
-            " and survives what the file system below HBase survives."
+            "An acknowledged message survives the daemon and its machine: it is in HBase's write-ahead log, and as "
+            "durable as HBase's file system."
         )
     if trust is None or directory is None:
         return "An acknowledged message survives kill -9; give --data-dir to find out about power cuts."
@@ -314,7 +314,7 @@ def judged(times: SyncTimes, mount: Mount | None, *, rotating: bool | None, prel
     if "eatmydata" in preload:
         return "bad", "LD_PRELOAD names eatmydata, which swallows syncs"
     if kind in IN_MEMORY:
-        return "bad", f"the file system is {kind}: memory, gone with a restart of the machine"
+        return "bad", f"the file system is {kind}: memory, which a restart of the machine clears"
     if {"nobarrier", "barrier=0"} & options:
         return "bad", "the file system is mounted without barriers: the disk's own cache may lose what was synced"
     if kind == "overlay" and "volatile" in options:

@@ -72,7 +72,7 @@ SECTIONS: dict[str, dict[str, Listed]] = {
             "Check and restore the second copy in an object store, and let a standby take over.",
         ),
         "maintain": Listed(
-            "broker.command.maintain.command:maintain", "Show what waits to be cleaned, and clean tables in HBase."
+            "broker.command.maintain.command:maintain", "Show rows that wait to be cleaned, and clean tables in HBase."
         ),
         "cluster": Listed("plainsong.cli.cluster:cluster", "Show instances and owners; drain and move."),
         "audit": Listed("plainsong.cli.audit:audit", "Show who changed what, and who was refused."),
@@ -199,7 +199,7 @@ def _not_installed(name: str, listed: Listed) -> click.Command:
     what, distribution = ELSEWHERE[listed.where.partition(".")[0]]
     error = CommandFailed(
         f"{what} is not installed here",
-        hint=f"pip install {distribution} (its wheel is where this one came from; `make dist` builds it)",
+        hint=f"pip install {distribution} (its wheel is next to this one's; `make dist` builds it)",
         code=Exit.USAGE,
     )
     return _failing(name, "not installed", error)

@@ -91,7 +91,7 @@ class EffectOptions:
     "--content-type", default="", metavar="TYPE", help="Content type of posts; default: application/octet-stream."
 )
 @click.option("--header", "headers", multiple=True, metavar="LINE", help="'Name: value', or @FILE with such lines.")
-@click.option("--retry-all", is_flag=True, help="Retry every status but 2xx, also 4xx.")
+@click.option("--retry-all", is_flag=True, help="Retry every status except 2xx, 4xx included.")
 @click.option("--sign-with", metavar="FILE", help="Sign posts as Standard Webhooks do, with the secrets in FILE.")
 @click.option(
     "--timeout",
@@ -185,7 +185,7 @@ def on(
     )
     options.check()
     if dead_letter == topic:
-        raise click.UsageError("--dead-letter cannot be the topic itself: its messages would come back forever")
+        raise click.UsageError("--dead-letter cannot be the topic itself: its messages would be processed forever")
     derived = derived_name(command, post_to)
     keeper = kept_position(position, derived)
     from plainsong.cli.on_run import OnRun  # here, so that help and completion need no HTTP

@@ -12,7 +12,7 @@ import click
 
 from plainsong.cli.command import CommandFailed, failure_of, one_line
 from plainsong.cli.options import show_length
-from plainsong.cli.output import echo_json, escaped, note, show_messages
+from plainsong.cli.output import counted, echo_json, escaped, note, show_messages
 from plainsong.protocol.errors import PlainsongError, PositionChanged
 from plainsong.react.reaction import DeadLetters, Done, Reaction, Stuck
 from plainsong.react.stopping import Stopped
@@ -96,7 +96,7 @@ class OnRun:
         elif self._as_json:
             echo_json({"event": "ended", "topic": topic, "done": done, "deadLetters": dead})
         else:
-            note(f"{show_messages(done)} done" + (f", {dead} dead letter{'' if dead == 1 else 's'}" if dead else ""))
+            note(f"{show_messages(done)} done" + (f", {counted(dead, 'dead letter')}" if dead else ""))
 
 
 def _silent(event: ReactionEvent) -> None:
@@ -106,8 +106,8 @@ def _silent(event: ReactionEvent) -> None:
 def _stuck(error: Stuck) -> CommandFailed:
     message_id = str(error.message.id)
     failed = CommandFailed(
-        f"message {message_id}: {one_line(error.why)} ({times(error.attempts)})",
-        hint="it comes first next time; --dead-letter TOPIC would have put it aside",
+        f"message {message_id}: {one_line(error.why)} ({counted(error.attempts, 'attempt')})",
+        hint="the next run begins with it; with --dead-letter TOPIC it would have been moved there",
     )
     failed.word = "message_given_up"
     failed.more = {"topic": error.message.topic, "id": message_id, "attempts": error.attempts}
@@ -148,7 +148,7 @@ class EventPrinter:
     def _line(self, event: ReactionEvent) -> str:
         why = escaped(event.why)
         if event.kind == "dead-letter":
-            return f"{why}; now in {self._dead_letters}, after {times(event.attempt)}"
+            return f"{why}; now in {self._dead_letters}, after {counted(event.attempt, 'attempt')}"
         pause = show_length(event.pause_s * 1000)
         if event.kind == "again":
             of = "" if self._retry_policy.retries is None else f" of {self._retry_policy.retries + 1}"
@@ -160,11 +160,6 @@ class EventPrinter:
 def named(event: str, message: Message) -> dict[str, Any]:
     """The first fields of an event in JSON."""
     return {"event": event, "topic": message.topic, "id": str(message.id)}
-
-
-def times(count: int) -> str:
-    """``3 attempts``."""
-    return "1 attempt" if count == 1 else f"{count} attempts"
 
 
 # --- the output of commands ----------------------------------------------------------------------------

@@ -259,7 +259,8 @@ def _known(existing: Sequence[str]) -> str:
 isolation_option = click.option(
     "--isolation",
     type=click.Choice(("uncommitted", "committed")),
-    help="Default: committed, up to the first undecided message. uncommitted: also what is undecided or rolled back.",
+    help="committed (the default): up to the first undecided message. uncommitted: also undecided and rolled-back "
+    "messages.",
 )
 
 
@@ -285,7 +286,7 @@ as_of_option = click.option(
     "as_of_ms",
     type=Time(),
     metavar="TIME",
-    help="Exactly what had been committed by then: 2026-01-31T12:00Z, milliseconds since 1970, or -10m.",
+    help="Read exactly what had been committed by this time: 2026-01-31T12:00Z, milliseconds since 1970, or -10m.",
 )
 
 

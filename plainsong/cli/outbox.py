@@ -192,8 +192,12 @@ def create(sql: ModuleType, database: str, table: str, as_json: bool) -> None:
 @outbox.command(examples=["plainsong outbox decide orders --resend --database sqlite:///shop.db"])
 @click.argument("topic")
 @database_options
-@click.option("--resend/--forget", default=None, help="Publish the messages, perhaps twice; or drop them as published.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--resend/--forget",
+    default=None,
+    help="Publish the messages, perhaps for the second time, or drop them as published.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @where_options
 @with_sql
@@ -222,4 +226,4 @@ def decide(
         count = sql.Relay(engine, client, tables=both).decide(topic, resend=resend)
     if as_json:
         echo_json({"topic": topic, "messages": count, "resend": resend})
-    note(f"{output.show_messages(count)} {'wait again' if resend else 'dropped as published'}")
+    note(f"{'waiting again' if resend else 'dropped as published'}: {output.show_messages(count)}")

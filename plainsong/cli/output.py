@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plainsong.cli.command import CommandFailed, Exit
+from plainsong.protocol.plurals import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -200,12 +201,6 @@ def show_messages(count: float | None, *, estimated: bool = False, more: bool = 
 def counted(count: float, thing: str) -> str:
     """``1 topic``, ``12 topics``."""
     return f"{show_count(count)} {plural(thing, count)}"
-
-
-def plural(thing: str, count: float | None) -> str:
-    if count == 1:
-        return thing
-    return f"{thing}es" if thing.endswith("ch") else f"{thing}s"
 
 
 def show_rate(per_second: float, *, grouped: bool | None = None) -> str:

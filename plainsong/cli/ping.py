@@ -165,7 +165,7 @@ def show_probes(where: Where, *, count: int, live: bool, as_json: bool) -> None:
                 "it is running, and reports above why it is not ready; plainsong doctor --live checks only that it runs"
             )
         else:
-            hint = "is it running? plainsong serve starts one; plainsong doctor checks more"
+            hint = "start one with plainsong serve; plainsong doctor checks more"
         raise CommandFailed("no daemon answers" if live else "no daemon is ready", hint=hint, code=Exit.UNAVAILABLE)
 
 

@@ -134,7 +134,7 @@ def _ids(each: RecentPublish) -> str:
 @producer.command(examples=["plainsong producer delete orders billing --yes"])
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("producer")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @where_options
 def delete(topic: str, producer: str, yes: bool, as_json: bool, where: Where) -> None:

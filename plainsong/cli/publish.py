@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 @click.option(
     "--tx-timeout", "tx_timeout_s", type=Length(), metavar="TIME", help="Time-out of the transaction; default 30s."
 )
-@click.option("--producer", metavar="NAME", help="Producer name; messages it sends again are stored once.")
+@click.option("--producer", metavar="NAME", help="Producer name; messages that it sends again are not stored twice.")
 @click.option(
     "--sequence-id", type=click.IntRange(0), metavar="N", help="Sequence id of the first message; default: the next."
 )
@@ -440,7 +440,7 @@ class PublishRunInTransaction:
         is_unknown = outcome == "unknown"
         failed.message += "; outcome of the commit unknown" if is_unknown else "; nothing was published"
         if is_unknown and self.transaction is not None:
-            failed.hint = f"look later: plainsong tx show {self.transaction}"
+            failed.hint = f"check later with plainsong tx show {self.transaction}"
         failed.outcome = "unknown" if is_unknown else "not-applied"
         failed.more = self.as_json()
         return failed

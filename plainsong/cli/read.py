@@ -124,13 +124,13 @@ def poll(
             if not (until_empty or last or limit) or printer.is_full:
                 break
     if page is not None and page.end == "more" and printer.count != limit:
-        note(f"more messages follow: --until-empty reads on, --after {page.last_id} continues here")
+        note(f"more messages follow: --until-empty reads them all, --after {page.last_id} continues here")
     if page is not None and page.end == "held":
         report(why_held(topic, page.held))
     elif not printer.count and grep is not None:
         note("no message matches")
     elif not printer.count:
-        note("no messages" if start is None else "no messages from there on")
+        note("no messages" if start is None else "no messages from this position on")
 
 
 class ReadLimits(NamedTuple):
@@ -260,7 +260,7 @@ def tail(
     if reader.has_left:
         raise click.exceptions.Exit(Exit.FAILED)
     if limit is None and follow:
-        raise CommandFailed("no topic left to follow", hint="were the topics deleted?", code=Exit.NOT_FOUND)
+        raise CommandFailed("no topic is left to follow", hint="the topics may have been deleted", code=Exit.NOT_FOUND)
 
 
 class StartOfEach:

@@ -98,7 +98,7 @@ def set_position(topic: str, reader: str, place: str | bytes | int, as_json: boo
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("reader")
 @click.option("--to", "place", type=Place(), default=OLDEST, show_default=True, metavar="PLACE", help="New position.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @where_options
 def reset(topic: str, reader: str, place: str | bytes | int, yes: bool, as_json: bool, where: Where) -> None:
@@ -142,7 +142,7 @@ def _found(client: Client, topic: str, name: str, *, creates: bool = True) -> Re
         raise
     except NotFound as error:
         names = [each["name"] for each in client.admin.readers(topic)]
-        other = f"create it: plainsong reader set {topic} {name} oldest" if creates else ""
+        other = f"create it with plainsong reader set {topic} {name} oldest" if creates else ""
         near = nearest(name, names) if names else other or f"topic {topic} has no readers"
         raise CommandFailed(f"topic {topic} has no reader {name!r}", hint=near, code=Exit.NOT_FOUND) from error
 

@@ -146,7 +146,7 @@ _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 @click.command(cls=Verb, examples=["plainsong top", "plainsong top 'orders-*' --every 5s", "plainsong top --once"])
 @click.argument("topics", nargs=-1, metavar="[TOPIC|PATTERN]...", shell_complete=complete_topic)
 @click.option("--every", "every_s", type=Length(), default="2s", show_default=True, metavar="TIME", help="Interval.")
-@click.option("--once", is_flag=True, help="Print once and end.")
+@click.option("--once", is_flag=True, help="Print once and stop.")
 @json_option
 @where_options
 def top(topics: tuple[str, ...], every_s: int, once: bool, as_json: bool, where: Where) -> None:

@@ -136,7 +136,7 @@ _COLUMNS: dict[str, tuple[TopicColumn, bool]] = {
 )
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 @click.option("-l", "--long", "is_long", is_flag=True, help="Show ttl, messages and size.")
-@click.option("--sort", type=click.Choice(tuple(_COLUMNS)), help="Show figures, the largest of a column first.")
+@click.option("--sort", type=click.Choice(tuple(_COLUMNS)), help="Show figures, sorted by a column, the largest first.")
 @click.option("--deleted", is_flag=True, help="List deleted topics, and until when undelete restores them.")
 @json_option
 @where_options
@@ -149,7 +149,7 @@ def list_topics(
     are messages per second, HIDDEN those hidden by an undecided transaction.
     """
     if deleted and (sort is not None or is_long):
-        raise click.UsageError("--deleted goes without --sort and --long")
+        raise click.UsageError("--deleted cannot be combined with --sort or --long")
     if deleted or sort is not None:
         with where.client() as client:
             if deleted:
@@ -280,14 +280,14 @@ def show(topic: str, as_json: bool, where: Where) -> None:
 )
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("properties", nargs=-1, required=True, metavar="NAME=VALUE...")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @dry_run_option
 @json_option
 @where_options
 def set_properties(
     topic: str, properties: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool, where: Where
 ) -> None:
-    """Change properties of a topic; the others stay as they are.
+    """Change properties of a topic; the others stay unchanged.
 
     The value `default` restores the daemon's default. A shorter ttl takes
     effect at once, also for messages already published: if it would hide some,
@@ -330,7 +330,7 @@ def _hidden_by_ttl(client: Client, topic: str, ttl: str | None) -> int:
     ]
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...", shell_complete=complete_topic)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @dry_run_option
 @json_option
 @where_options
@@ -388,7 +388,7 @@ def undelete(topic: str, as_json: bool, where: Where) -> None:
 @click.argument("topic", metavar="[NS:]TOPIC")
 @click.argument("first", metavar="FROM")
 @click.argument("last", metavar="TO")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @dry_run_option
 @json_option
 @where_options
@@ -410,14 +410,16 @@ def set_aside(topic: str, first: str, last: str, yes: bool, dry_run: bool, as_js
         note("\n".join(f"  {line}" for line in effect_lines(told)))
         effect = told["effect"]
         shown = output.show_messages(effect["removes"]["messages"], estimated=effect["removes"]["estimated"])
-        confirmed(f"Take {shown} out of {topic} forever, {effect['damagedRows']} damaged?", yes=yes)
+        confirmed(
+            f"Take {shown} out of {topic} forever ({output.counted(effect['damagedRows'], 'damaged row')})?", yes=yes
+        )
         done = run_call(client, call)
     if as_json:
         echo_json(done)
     else:
         rows = done["after"]["rows"]
-        count = "all rows that can be read are" if rows is None else f"{output.counted(rows, 'row')} are"
-        click.echo(f"set aside: {count} in {done['after']['file']} of the daemon's data directory")
+        count = "all readable rows" if rows is None else output.counted(rows, "row")
+        click.echo(f"set aside {count}, copied to {done['after']['file']} in the daemon's data directory")
 
 
 # --- chains ----------------------------------------------------------------------------------------
@@ -513,14 +515,10 @@ def _in_namespace(where: Where, topic: str) -> Iterator[tuple[Client, str]]:
         yield client, name
 
 
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{output.show_count(count)} entries"
-
-
 def _verified(topic: str, found: ChainReport) -> list[str]:
     lines = [
-        f"{output.show_messages(found.messages)} of {topic} in {_entries(found.entries)} "
-        f"{'are' if found.is_good else 'are, apart from the faults below,'} as they were published"
+        f"verified {output.show_messages(found.messages)} of {topic} in {output.counted(found.entries, 'entry')}: "
+        f"{'all unchanged' if found.is_good else 'see the faults below'}"
     ]
     if found.begins_at is not None:
         begun_ms = int(found.begins_at[:16], 16)
@@ -530,9 +528,9 @@ def _verified(topic: str, found: ChainReport) -> list[str]:
             "found": "the earlier head is part of the chain",
             "cleaned": "the earlier head has expired: it cannot be compared",
         }.get(found.known or "", ""),
-        "expired": f"{_entries(found.expired)} with messages that have expired",
-        "set aside": f"{_entries(found.set_aside)} with rows that were set aside",
-        "found": f"{_entries(found.found)} were added at a start after a crash",
+        "expired": f"{output.counted(found.expired, 'entry')} with messages that have expired",
+        "set aside": f"{output.counted(found.set_aside, 'entry')} with rows that were set aside",
+        "found": f"{output.counted(found.found, 'entry')} added at a start after a crash",
         "restored": f"the topic was restored from a backup {output.counted(found.restored, 'time')}",
     }
     given = {"known": found.known, "expired": found.expired, "set aside": found.set_aside, "found": found.found}
@@ -558,7 +556,7 @@ def _verified(topic: str, found: ChainReport) -> list[str]:
 def apply(file: Path, dry_run: bool, prune: bool, yes: bool, as_json: bool, where: Where) -> None:
     """The former name of `definitions import`, which does it now.
 
-    Properties that the file does not name stay as they are. The next version
+    Properties that the file does not name stay unchanged. The next version
     removes this name.
     """
     output.report("warning: `topic apply` is `definitions import` now, and the next version removes the old name")

@@ -261,7 +261,7 @@ _ENDS = {
 
 @click.command(cls=Verb, examples=["plainsong tx abort 1769860800000000000 --yes"])
 @click.argument("transaction", type=TransactionId(), metavar="ID")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @dry_run_option
 @json_option
 @where_options
@@ -283,7 +283,7 @@ def abort(transaction: int, yes: bool, dry_run: bool, as_json: bool, where: Wher
 
 @click.command(cls=Verb, examples=["plainsong tx invalidate 1769860800000000000 --yes"])
 @click.argument("transaction", type=TransactionId(), metavar="ID")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @dry_run_option
 @json_option
 @where_options
@@ -314,7 +314,7 @@ def invalidate(transaction: int, yes: bool, dry_run: bool, as_json: bool, where:
 @click.option(
     "--before", type=Place(now="this computer's"), metavar="TIME", help="All transactions that began before this."
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @where_options
 def truncate(
@@ -408,7 +408,7 @@ def _explained(figures: dict[str, Any]) -> list[str]:
     oldest = "" if figures["oldestInvalid"] is None else f", the oldest {_pointer(figures['oldestInvalid'], now)}"
     by_itself = f"no: {kept_because}" if kept_because else "yes, after each complete pass"
     pairs = [
-        ("invalid", f"{output.show_count(invalid)} pointers{oldest}"),
+        ("invalid", f"{output.counted(invalid, 'pointer')}{oldest}"),
         ("last complete pass", "none yet" if last is None else f"{show_length(max(0, now - last))} ago"),
         (
             "safe bound",
@@ -432,7 +432,7 @@ def _explained(figures: dict[str, Any]) -> list[str]:
         ]
         lines += ["", *output.table(("TOPIC", "OLDEST POINTER", ">AGE"), rows)]
         if (left_out := figures["topics"] - len(rows)) > 0:
-            lines.append(f"and {left_out} more topic{'' if left_out == 1 else 's'}")
+            lines.append(f"and {output.counted(left_out, 'more topic')}")
     if kept_because and invalid:
         lines += ["", *_by_hand(safe)]
     return lines
@@ -477,7 +477,7 @@ def recover(database: str, as_json: bool, where: Where) -> None:
         output.echo_lines(_found_lines(found))
     if found.unsure:
         left = (
-            "1 prepared transaction is" if len(found.unsure) == 1 else f"{len(found.unsure)} prepared transactions are"
+            f"{output.counted(len(found.unsure), 'prepared transaction')} {'is' if len(found.unsure) == 1 else 'are'}"
         )
         advice = "" if as_json else "see the advice above"
         raise CommandFailed(f"{left} undecided: the daemon does not know the outcome", hint=advice)

@@ -239,7 +239,7 @@ class AlreadyPublished(Conflict):
     """The messages stored under this write pointer have been published: nothing can be added."""
 
     code = "already_published"
-    title = "The stored messages are published already"
+    title = "The stored messages are already published"
 
 
 class RolledBack(Conflict):
@@ -281,7 +281,7 @@ class PartialDuplicate(Conflict):
     """A part of an atomic request was stored before, so that it cannot be stored as a whole."""
 
     code = "partial_duplicate"
-    title = "A part of the request was stored before"
+    title = "Part of the request was stored before"
 
 
 class SequenceConsumed(Conflict):
@@ -302,7 +302,7 @@ class PreconditionFailed(PlainsongError):
     """The topic is not in the state that the request's ``If-Match`` names."""
 
     code = "precondition_failed"
-    title = "It has changed since it was read"
+    title = "The topic has changed since it was read"
 
 
 class BackupRunning(Conflict):
@@ -335,7 +335,7 @@ class AsOfTooOld(Gone):
     """A read as of a moment so long ago that it is no longer known what had been committed by then."""
 
     code = "as_of_too_old"
-    title = "What was committed by then is no longer known"
+    title = "That moment is too long ago to read"
 
 
 # --- too large, of the wrong type, too often ---------------------------------------------------
@@ -497,7 +497,7 @@ class OutcomeUnknown(Unavailable):
     """The store failed while writing: the request may have happened."""
 
     code = "outcome_unknown"
-    title = "It is not known whether the request happened"
+    title = "The outcome of the request is unknown"
     outcome: Outcome = "unknown"
 
 

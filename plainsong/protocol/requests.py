@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from plainsong.protocol import ids
 from plainsong.protocol.errors import InvalidParameter, InvalidSequenceIds, NoMessages, TransactionRequired
 from plainsong.protocol.masking import holds_credential
+from plainsong.protocol.plurals import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -334,7 +335,9 @@ def check_sequence_ids(sequence_ids: Sequence[int], messages: int) -> None:
     """
     wanted = messages or 1
     if len(sequence_ids) != wanted:
-        raise InvalidSequenceIds(f"{len(sequence_ids)} sequence ids for {messages} messages", hint=f"give {wanted}")
+        raise InvalidSequenceIds(
+            f"{counted(len(sequence_ids), 'sequence id')} for {counted(messages, 'message')}", hint=f"give {wanted}"
+        )
     if type(sequence_ids) is range and sequence_ids.step == 1 and sequence_ids.start >= 0:
         return
     if wanted == 1 and sequence_ids[0] >= 0:
@@ -360,7 +363,9 @@ def _check_ttl(name: str, ttl_s: int | None) -> None:
 
 def _check_count(name: str, given: Sequence[object], messages: Sequence[bytes]) -> None:
     if len(given) != len(messages):
-        raise InvalidParameter(f"{name} has {len(given)} entries for {len(messages)} messages", hint="one per message")
+        raise InvalidParameter(
+            f"{name} has {counted(len(given), 'entry')} for {counted(len(messages), 'message')}", hint="one per message"
+        )
 
 
 def _check_attributes(index: int, attributes: Mapping[str, str]) -> None:

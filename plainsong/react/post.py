@@ -117,7 +117,7 @@ def checked_header(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     name, value = name.strip(), value.strip()
     if not colon or not _TOKEN.match(name) or not all(" " <= char <= "~" or char == "\t" for char in value):
-        raise InvalidParameter(f"invalid header {name[:80]!r}", hint="use 'Name: value', in printable ASCII")
+        raise InvalidParameter(f"invalid header {name[:80]!r}", hint="write 'Name: value' in printable ASCII")
     if _OURS.match(name):
         raise InvalidParameter(f"the header {name} is set for each message", hint="remove it")
     return name, value

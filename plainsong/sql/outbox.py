@@ -152,7 +152,7 @@ def check_backend(name: str) -> None:
     """Raises OutboxUnusable unless the dialect of this name, as in a URL, is supported."""
     if name not in DIALECTS:
         detail = f"an outbox works on PostgreSQL and SQLite, not on {name}"
-        raise OutboxUnusable(detail, hint="keep the outbox in one of them")
+        raise OutboxUnusable(detail, hint="use one of these for the outbox")
 
 
 def missing(engine_or_connection: Any, tables: OutboxTables) -> OutboxMissing | None:

@@ -269,7 +269,7 @@ class SqlParticipant:
     def _commit_twophase(self, connection: Connection, xid: Any, is_prepared: bool) -> None:
         if self._phase == "prepared":
             connection.invalidate()
-            raise SqlMisused(f"{xid} is not decided yet", hint="recover asks the daemon and finishes it")
+            raise SqlMisused(f"{xid} is undecided", hint="recover() asks the daemon for the outcome, and finishes it")
 
     def _rollback_twophase(self, connection: Connection, xid: Any, is_prepared: bool) -> None:
         """Keep the rows if the session is closed before the decision is known: only the connection is released.

@@ -266,7 +266,7 @@ def _treat(engine: Engine, each: PreparedTransaction, status: TransactionStatus)
 
 def _by_hand(each: PreparedTransaction) -> str:
     return (
-        f"this daemon knows no outcome of {each.gid.transaction_id}: ask the daemon that decided it; if it was this one"
-        f" and it has forgotten, look whether messages by {each.gid.transaction_id} are committed (plainsong peek), and run"
-        f" COMMIT PREPARED '{each.gid}' or ROLLBACK PREPARED '{each.gid}' in this database"
+        f"this daemon does not know the outcome of {each.gid.transaction_id}: ask the daemon that decided it; if it "
+        f"was this one, and it no longer remembers, check whether messages by {each.gid.transaction_id} are committed "
+        f"(plainsong peek), and run COMMIT PREPARED '{each.gid}' or ROLLBACK PREPARED '{each.gid}' in this database"
     )

@@ -34,6 +34,7 @@ from plainsong.errors import DeadlineExceeded
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import GenerationChanged, Gone, InvalidParameter, PlainsongError, ProducerNotFound
 from plainsong.protocol.frames import NO_ATTRIBUTES
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.requests import PublishRequest
 from plainsong.request_sizes import RequestSizes
 from plainsong.settings import upload_s
@@ -263,7 +264,7 @@ class Relay:
             if error.outcome != "unknown":
                 raise  # the request was never sent
             size = sum(each.size for each in numbered)
-            messages = "1 message" if len(numbered) == 1 else f"{len(numbered)} messages"
+            messages = counted(len(numbered), "message")
             error.detail = f"a request of {messages}, {size} bytes, got no answer in time: {error.detail}"
             error.args = (error.detail,)
             if len(numbered) == 1:

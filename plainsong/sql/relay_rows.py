@@ -282,7 +282,7 @@ def check_doubt(topic: str, standing: Standing, opened: OpenedProducer, before: 
             f"topic {topic} has message {last} of producer {standing.producer}, but this database has only given"
             f" numbers below {standing.next_number}: it is older than the messages it sent, as if restored from a backup"
         )
-        hint = "delete the messages that the topic has from the outbox; then plainsong outbox decide --resend"
+        hint = "delete the messages that the topic has from the outbox, then run plainsong outbox decide --resend"
         raise OutboxInDoubt(detail, hint=hint, topic=topic)
     if standing.has_moved(opened):
         is_known = before is not None

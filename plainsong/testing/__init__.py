@@ -154,7 +154,7 @@ class Broker:
                 words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
         except OSError as error:
-            raise DaemonFailed(f"{words[0]} cannot be run: {error.strerror}; is {COMMAND} right?") from error
+            raise DaemonFailed(f"{words[0]} cannot be run: {error.strerror}; check {COMMAND}") from error
         assert self._process.stdout is not None
         said = _Reading(self._process.stdout, self._output)
         serving = said.serving(START_S)

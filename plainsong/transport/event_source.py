@@ -99,7 +99,9 @@ class EventSource:
 
     def _check_type(self, headers: dict[str, str]) -> None:
         if headers.get("content-type", "").partition(";")[0].strip().lower() != EVENT_STREAM:
-            raise UnexpectedAnswer(f"{self._url} sends no events", hint="is this a plainsong daemon?")
+            raise UnexpectedAnswer(
+                f"{self._url} sends no events", hint="check that the URL is one of a Plainsong daemon"
+            )
 
     def _raise_refusal(self) -> None:
         """Raises the error of an answer that does not consist of events."""

@@ -45,7 +45,7 @@ JOBS: dict[str, ListedJob] = {
     ),
     # The daemon's own command `plainsong maintain`, kept here for compatibility.
     "maintain": ListedJob(
-        "broker.command.maintain", "Show what waits to be cleaned; clean tables in HBase.", on_spark=False
+        "broker.command.maintain", "Show rows that wait to be cleaned; clean tables in HBase.", on_spark=False
     ),
 }
 ZIP = "plainsong-pipeline.zip"
@@ -154,7 +154,7 @@ def zip_command(out: Path, as_json: bool) -> None:
     if as_json:
         echo_json({"file": str(out), "files": count})
     else:
-        click.echo(f"{out}: {count} files")
+        click.echo(f"{out}: {output.counted(count, 'file')}")
 
 
 def write_zip(out: Path) -> int:

@@ -288,8 +288,8 @@ def _lock_name(number: int) -> str:
 
 
 def _not_empty(shown: str) -> StoreUnusable:
-    return StoreUnusable(f"{shown} has files and is not a folder of backups", hint="name an empty one, or a new one")
+    return StoreUnusable(f"{shown} has other files, and is not a folder of backups", hint="name a new or empty folder")
 
 
 def _in_use(shown: str) -> StoreInUse:
-    return StoreInUse(f"another process makes or removes backups in {shown}")
+    return StoreInUse(f"another process is creating or removing backups in {shown}")

@@ -133,7 +133,7 @@ class BackupFolder:
             if _format_of(files) is None:
                 files.make(FORMAT_NAME, canonical({"format": FORMAT}))
         except OSError as error:
-            raise StoreUnusable(f"{files.shown} cannot be made a folder of backups: {error.strerror}") from error
+            raise StoreUnusable(f"cannot create a folder of backups in {files.shown}: {error.strerror}") from error
         return cls.open(files)
 
     @classmethod
@@ -146,7 +146,7 @@ class BackupFolder:
         if text is None:
             raise StoreUnusable(
                 f"{files.shown} is not a folder of backups: it has no FORMAT",
-                hint="`plainsong backup create` makes one",
+                hint="`plainsong backup create` creates one",
             )
         try:
             found = json.loads(text)
@@ -156,14 +156,14 @@ class BackupFolder:
         if is_copy:
             raise HoldsCopy(
                 f"{files.shown} holds a second copy, which only its daemon writes",
-                hint="list, verify and restore work here; for backups name another prefix",
+                hint="list, verify and restore work here; for backups, name another prefix",
             )
         if type(number) is int and number > FORMAT:
             raise StoreTooNew(
                 f"{files.shown} has format {number}; this version reads {FORMAT}", hint="use a newer plainsong"
             )
         if text != canonical({"format": FORMAT}):
-            raise StoreUnusable(f"FORMAT in {files.shown} is damaged: it says {text[:40]!r}")
+            raise StoreUnusable(f"FORMAT in {files.shown} is damaged: {text[:40]!r}")
         return cls(files)
 
     @contextmanager
@@ -230,7 +230,7 @@ class BackupFolder:
         ids = self.ids()
         if not ids:
             raise StoreUnusable(
-                f"{self.files.shown} has no complete backup", hint="`plainsong backup create` makes one"
+                f"{self.files.shown} has no complete backup", hint="`plainsong backup create` creates one"
             )
         return ids[-1]
 
@@ -337,7 +337,7 @@ class BackupFolder:
         except OSError as error:
             return f"it cannot be read: {error.strerror}"
         if name_of(kept) != entry["kept"]:
-            return "a bit of its file has changed, though not of its rows"
+            return "its file has changed, although its rows have not"
         if len(data) != entry["bytes"] or len(rows) != entry["rows"]:
             return f"it has {len(rows)} rows and {len(data)} bytes"
         return _first_fault(rows, entry.get("table", "")) if deep else ""

@@ -142,7 +142,7 @@ class Gateway:
         await self._stream.send_all(_SIZE.pack(len(GREETING)) + GREETING)
         self._buffer += await self._stream.receive_some(_RECEIVE_BYTES)
         if not self._buffer:
-            tls = "" if isinstance(self._stream, trio.SSLStream) else ": does it want TLS (storage.hbase.tls)?"
+            tls = "" if isinstance(self._stream, trio.SSLStream) else "; if it expects TLS, set storage.hbase.tls"
             raise OSError(f"it closed the connection{tls}")
         if not (await self._frame()).startswith(GREETED):
             raise OutOfStep("the server is not a Thrift gateway")
@@ -150,7 +150,7 @@ class Gateway:
     async def _frame(self) -> bytes:
         (size,) = _SIZE.unpack(await self._exactly(_SIZE.size))
         if self._is_framed and size > _MAX_ANSWER_BYTES:
-            raise AnswerTooLarge(f"an answer of {size} bytes is above the bound of {_MAX_ANSWER_BYTES >> 20} MiB")
+            raise AnswerTooLarge(f"an answer of {size} bytes exceeds the limit of {_MAX_ANSWER_BYTES >> 20} MiB")
         if not 0 < size <= _MAX_ANSWER_BYTES:
             raise OutOfStep(f"an answer of {size} bytes{'' if self._is_framed else ': is the gateway framed (-f)?'}")
         frame = await self._exactly(size)
@@ -178,7 +178,7 @@ class Gateway:
             answer = TApplicationException() if failed else getattr(thrift.Hbase, f"{name}_result")()
             codec.read_struct(answer)
         except Exception as error:  # the codec may raise anything for bytes that are not an answer
-            raise OutOfStep(f"an answer that cannot be read: {error!r}") from error
+            raise OutOfStep(f"an unreadable answer: {error!r}") from error
         if sequence != expected:
             raise OutOfStep(f"answer {sequence} to request {expected}")
         if failed:
@@ -221,7 +221,7 @@ def _tls_failure(cause: BaseException | None) -> str:
         return f"its certificate is not valid: {cause.verify_message}"
     ended = isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError)  # which of them depends on Python's version
     if ended or not isinstance(cause, ssl.SSLError):
-        return "it closed the connection at the TLS handshake: does it use TLS?"
+        return "it closed the connection during the TLS handshake; perhaps it does not use TLS"
     return f"TLS failed: {(cause.reason or str(cause)).replace('_', ' ').lower()}"
 
 

@@ -77,7 +77,7 @@ class Owners:
                     return Claim(name, epoch)
                 self._kinds[prefix] = recorded
                 return Claim(name, epoch, lacks=layout.ALL_KINDS - recorded)
-        raise StoreError(f"topic {name} is being claimed by many instances at once", hint="try again")
+        raise StoreError(f"too many instances claim topic {name} at once", hint="try again")
 
     async def _keep_fence(self, prefix: bytes, head: Head) -> None:
         """Save in a fence what the head is about to drop. The fence stays correct whichever instance claims next."""

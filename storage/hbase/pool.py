@@ -296,6 +296,6 @@ class RetryDeadline:
         if trio.current_time() + pause_s >= self._deadline_s:
             raise StoreError(
                 f"{self._doing} had no answer in {self._timeout_s:g} s: {str(error) or repr(error)}",
-                hint="are HBase and its Thrift gateways there?",
+                hint="check that HBase and its Thrift gateways are running",
             ) from error
         await trio.sleep(pause_s)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
+from plainsong.protocol.plurals import counted
 from storage.base import StoreError
 from storage.hbase.gateway import AnswerTooLarge, thrift
 from storage.hbase.pool import BROKEN_CONNECTION
@@ -122,7 +123,7 @@ async def _next_page(scanner: _Scanner, size: _PageSize, left: ScanRange, attemp
             return await scanner.page()
     except trio.TooSlowError:
         size.failed()
-        raise OSError(f"no answer of {asked} {'row' if asked == 1 else 'rows'} in {attempt_s:g} s") from None
+        raise OSError(f"no answer of {counted(asked, 'row')} in {attempt_s:g} s") from None
     except BROKEN_CONNECTION as error:
         if isinstance(error, AnswerTooLarge) and asked == 1:
             where = f"last row before {left.stop.hex()}" if left.reverse else f"first row from {left.start.hex()} on"

@@ -81,7 +81,7 @@ class HBaseStore(SpawnsWrites):
         """Internal: call ``open`` instead."""
         self.traits = StoreTraits(
             kind="hbase",
-            durability="acknowledged messages are in HBase's log: they survive what its file system survives",
+            durability="acknowledged messages are in HBase's log: they are as durable as its file system",
             max_row_bytes=settings.max_row_bytes,
             whole_commits=True,
             shared=True,

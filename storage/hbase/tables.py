@@ -56,7 +56,7 @@ async def check_gateways(pool: Pool, addresses: Sequence[Address], *, max_cell_b
         except StoreError as error:
             raise StoreUnusable(
                 f"no Thrift gateway of HBase answers: {'; '.join(absent)}",
-                hint="start one, for example hbase thrift start -f -p 9090, or correct storage.hbase.thrift",
+                hint="start one, for example with hbase thrift start -f -p 9090, or correct storage.hbase.thrift",
             ) from error
 
 
@@ -191,8 +191,8 @@ class Tables:
             return list(await pool.call("getTableNames"))
         except GatewayRefused as error:
             raise StoreUnusable(
-                f"the gateway does not list its tables: {error.detail}",
-                hint="it has to be HBase's Thrift 1 gateway: hbase thrift start -f, not thrift2",
+                f"the gateway cannot list the tables: {error.detail}",
+                hint="start HBase's Thrift 1 gateway, hbase thrift start -f, not thrift2",
             ) from error
 
     async def _create(self, pool: Pool, name: bytes) -> None:
@@ -202,7 +202,7 @@ class Tables:
                     await _create_through(gateway, name)
         except (*BROKEN_CONNECTION, trio.TooSlowError) as error:
             why = str(error) or "no answer in time"
-            raise StoreUnusable(f"HBase does not create table {name.decode()}: {why}", hint="start again") from error
+            raise StoreUnusable(f"HBase did not create table {name.decode()}: {why}", hint="start again") from error
 
 
 async def _wait_until_enabled(pool: Pool, names: Sequence[bytes]) -> None:
@@ -231,7 +231,7 @@ async def _create_through(gateway: Gateway, name: bytes) -> None:
         if "TableExistsException" in refusal_text(error):
             return  # the same error in another form
         raise StoreUnusable(
-            f"HBase does not create table {name.decode()}: {refusal_text(error)}",
+            f"HBase did not create table {name.decode()}: {refusal_text(error)}",
             hint="create it by hand: hbase shell -n etc/hbase/tables.rb",
         ) from error
 

@@ -76,7 +76,7 @@ def _open_leniently(directory: Path, copy: Path, complaint: str) -> LevelDBTable
     except OSError as error:
         raise opening_failed(error, directory) from error
     except StoreUnusable as error:
-        raise StoreDamaged(f"{complaint}; no part of it can be read", hint=error.hint) from error
+        raise StoreDamaged(f"{complaint}; nothing in it can be read", hint=error.hint) from error
 
 
 @contextmanager

@@ -182,7 +182,8 @@ def _check_journal(volumes: Sequence[Volume], metadata: Metadata) -> None:
         is_next = after.number == before.number + 1 and before.journal_first and after.journal_first
         if is_next and before.journal_last + 1 < after.journal_first:
             raise StoreDamaged(
-                f"{before.name} has lost entries {before.journal_last + 1} to {after.journal_first - 1} of the journal",
+                f"entries {before.journal_last + 1} to {after.journal_first - 1} of the journal are missing from "
+                f"{before.name}",
                 hint=DAMAGED_HINT,
             )
     if not known or max(volume.journal_last for volume in known) >= metadata.position:

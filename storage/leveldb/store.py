@@ -54,7 +54,7 @@ class NotAcknowledged(StoreError):
     """A commit is durable in this directory, and another process may have taken over without it."""
 
     code = "outcome_unknown"
-    title = "It is not known whether the request happened"
+    title = "The outcome of the request is unknown"
     outcome: Outcome = "unknown"
 
 
@@ -63,7 +63,8 @@ class LevelDBStore:
 
     traits = StoreTraits(
         kind="leveldb",
-        durability="acknowledged messages are synced to the disk: they survive kill -9, and a power cut of an honest disk",
+        durability="acknowledged messages are synced to the disk: they survive kill -9, and a power cut if the disk honours "
+        "syncs",
         # LevelDB's lengths have 32 bits, and a batch is built in memory; this is far above any bound on messages.
         max_row_bytes=1 << 30,
         whole_commits=True,

@@ -25,6 +25,6 @@ def check_replacement(name: str) -> Steps[None]:
     yield Exchange(name, _WRONG, found.etag)
     if (yield Get(name)).data == _WRONG:
         raise Unconditional(
-            "the object store replaces an object although the request has If-Match with another version",
-            hint="a copy needs an object store with conditional writes: If-None-Match and If-Match",
+            "the object store ignores If-Match: it replaced an object of another version",
+            hint="use an object store with conditional writes (If-None-Match and If-Match)",
         )

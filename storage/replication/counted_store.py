@@ -190,7 +190,7 @@ class CountedStore(LevelDBStore):
             failed = await self._outbox.until_counted(newest, for_read=True)
             if failed is not None:
                 why = failed.detail if isinstance(failed, NotCounted) else str(failed)
-                raise CopyUnavailable(why, hint="it would show a commit that may be lost; retry")
+                raise CopyUnavailable(why, hint="the answer would show a commit that may be lost; retry")
 
     async def claim(self, name: TopicName) -> Claim:
         """See ``Store.claim``. Raises CopyUnavailable: rows of the topic may not count yet."""

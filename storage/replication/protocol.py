@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from plainsong.protocol.errors import StorageFailed
+from plainsong.protocol.plurals import plural
 from storage.replication.notices import (
     LEASE,
     EpochSeal,
@@ -49,8 +50,8 @@ AHEAD_BYTES = 32 << 20
 #: A batch has further segments only within these bytes before compression. Beyond them a sync costs little of the time.
 BATCH_BYTES = 4 << 20
 FOREIGN_HINT = (
-    "a standby has taken over: follow it with plainsong replica rejoin. Or this directory was copied, or its data "
-    "restored elsewhere: to keep this one, plainsong replica leave, then a new prefix"
+    "if a standby has taken over, follow it with plainsong replica rejoin; if this directory was copied or restored "
+    "elsewhere and you keep this one, run plainsong replica leave, then use a new prefix"
 )
 LEAVE_HINT = (
     "start again; if this remains, give this copy up and begin another one: plainsong replica leave (--without-seal if "
@@ -335,7 +336,7 @@ def _foreign(place: Place, directory: OwnDirectory, holder: str = "") -> Foreign
     detail = f"{holder or 'another process'} has continued the log in epoch {place.epoch}"
     if place.commit is not None and directory.last is not None:
         lost = max(0, directory.last - place.commit)
-        detail += f"; {lost} commits of this directory never counted"
+        detail += f"; {lost} {plural('commit', lost)} of this directory never counted"
     return Foreign(detail, hint=FOREIGN_HINT)
 
 
@@ -522,7 +523,7 @@ def take_over(
         if directory is not None and place.commit is not None:
             last = directory.last
             if last is not None and place.commit > last and not directory.applies:
-                raise DirectoryBehind(f"the log has commit {place.commit}, and this directory ends at {last}")
+                raise DirectoryBehind(f"the log has commit {place.commit}, but this directory ends at {last}")
             gap = place.commit < directory.since
         # After a clean seal, an epoch without a segment belongs to the process that made the seal, which has ended.
         is_clean = clean or (place.clean and place.number == 1)
@@ -558,13 +559,14 @@ def claim_prefix(name: str, data: bytes, place: Place) -> Steps[None]:
             continue
         if found.data != data:
             raise Foreign(
-                "the prefix in replication.to has the copy of another directory", hint="name a prefix of its own"
+                "the prefix in replication.to holds the copy of another directory",
+                hint="use a prefix that no other directory uses",
             )
         verdict = yield Create(name, data)
         if verdict is Verdict.DONE:
             raise Unconditional(
-                "the object store overwrites existing objects although the request has If-None-Match",
-                hint="a copy needs an object store with conditional writes: If-None-Match and If-Match",
+                "the object store ignores If-None-Match: it overwrote an existing object",
+                hint="use an object store with conditional writes (If-None-Match and If-Match)",
             )
         if verdict is Verdict.REFUSED:
             return
@@ -608,7 +610,7 @@ def renew(
             return held  # the answer was lost
         is_own = held is not None and held.run == lease.run
         if held is None or held.epoch < lease.epoch or (is_own and held.renewed < confirmed):
-            raise BucketWentBack("the lease is missing or older than this process wrote it", hint=LEAVE_HINT)
+            raise BucketWentBack("the lease is missing, or older than the one that this process wrote", hint=LEAVE_HINT)
         if not (is_own or _may_replace(held, over, is_silent=is_silent)):
             return held
         assert found is not None  # ``held`` was decoded from it

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 #: Attempts of a read before a command gives up.
 ATTEMPTS = 6
-MOVED_HINT = "run it again: it then begins with a later base"
+MOVED_HINT = "run the command again: it then begins with a later base"
 
 
 class CopyMoved(StoreError):
@@ -58,7 +58,7 @@ async def store_of(objects: Objects) -> str:
     """Return the store whose log this is. Raises StoreUnusable, StoreError, DamagedLog."""
     found = await read(objects, FORMAT_NAME)
     if found is None:
-        raise StoreUnusable("there is no copy: FORMAT is missing", hint="name the prefix as in replication.to")
+        raise StoreUnusable("there is no copy: FORMAT is missing", hint="give the prefix exactly as in replication.to")
     return decode_format(found.data)
 
 
@@ -241,7 +241,7 @@ async def reported_commit(objects: Objects) -> int:
 def lacking(last: int, reported: int) -> DamagedLog:
     """Return the error for a log that ends at ``last``, before a commit that was reported."""
     return DamagedLog(
-        f"objects are missing: the log ends at commit {last}, but commit {reported} was in it", hint=_hint(last)
+        f"objects are missing: the log ends at commit {last}, but commit {reported} was in it before", hint=_hint(last)
     )
 
 

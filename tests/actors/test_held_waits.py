@@ -82,7 +82,7 @@ async def test_waits_are_bounded():
     pointers = PointerIndex(max_waiting=1)
     async with trio.open_nursery() as nursery:
         await started(nursery, pointers, 7)
-        with pytest.raises(Overloaded, match="1 polls already wait"):
+        with pytest.raises(Overloaded, match="too many polls wait for transactions to be decided: 1"):
             await pointers.wait(8)
         nursery.cancel_scope.cancel()
 

@@ -428,7 +428,7 @@ async def test_a_directory_whose_commit_has_the_same_rows_as_that_of_the_log_wit
     clones = [replace(each, changes=tuple(otherwise(change) for change in each.changes)) for each in commits]
     assert clones != commits
     put_segment(objects, commits=clones)
-    with pytest.raises(Foreign, match="of the log is not that of this directory"):
+    with pytest.raises(Foreign, match="of the log is not the one in this directory"):
         async with primary(tmp_path / "data", objects):
             pass
     put_segment_at = log_name(1, max(decode_segment(data).number for data, _ in segments_of(objects)))
@@ -453,7 +453,7 @@ async def test_a_directory_whose_commit_is_not_that_of_the_log_is_refused_though
     objects.away = False
     put_segment(objects)
     before = dict(objects.found)
-    with pytest.raises(Foreign, match=f"commit {running.outbox.last - 1} of the log is not that of this directory"):
+    with pytest.raises(Foreign, match=f"commit {running.outbox.last - 1} of the log is not the one in this directory"):
         async with primary(tmp_path / "data", objects):
             pass
     assert {name for name in objects.found if name.startswith("log/")} == {

@@ -85,9 +85,9 @@ async def test_the_preview_of_a_longer_ttl_restores_nothing_and_counts_what_stay
     told = await dry(daemon, "PUT", f"{T}/properties", json={"ttl": 3600, "max_bytes": 1, "deduplication": "disabled"})
     assert told["effect"] == {"hides": NOTHING, "returns": NOTHING, "removes": NOTHING}
     expired, full, forgotten = told["warnings"]
-    assert expired == "2 messages that have expired stay expired"
+    assert expired == "2 messages already expired; a longer ttl does not bring expired messages back"
     assert "publishes are refused" in full
-    assert forgotten == "0 producers are forgotten"
+    assert forgotten == "the topic forgets 0 producers"
     assert told["changed"] == ["deduplication", "max_bytes", "ttl"]
 
 

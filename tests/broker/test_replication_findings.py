@@ -57,9 +57,9 @@ def test_a_healthy_copy_has_no_findings():
     [
         ({"counted": None, "base": None}, "warning", "no complete base yet"),
         ({"lag_s": 61.0}, "critical", "61 s behind: away"),
-        ({"given_up": True, "counted": None}, "critical", "were given up"),
+        ({"given_up": True, "counted": None}, "critical", "has a gap"),
         ({"base_ms": NOW_MS - 49 * HOUR_MS}, "warning", "49 h old"),
-        ({}, "warning", "cannot be written: away"),
+        ({}, "warning", "cannot write its second copy: away"),
     ],
 )
 def test_each_problem_for_an_operator_is_one_finding_with_the_reason(changed, severity, words):
@@ -72,7 +72,7 @@ def test_each_problem_for_an_operator_is_one_finding_with_the_reason(changed, se
 def test_an_expected_standby_that_is_missing_for_a_minute_is_a_finding():
     ((severity, text),) = findings("expected", alone_s=60.0)
     assert severity == "warning"
-    assert text == "A standby is expected, and none has registered for 60 s: no machine takes over"
+    assert text == "No standby has been registered for 60 s although one is expected: no machine would take over"
     assert findings("expected", alone_s=59.0) == []
     assert findings("expected", standbys=(Registration("a", 1),)) == []
     assert findings("allowed") == findings("never") == []

@@ -98,7 +98,7 @@ def test_explain_sums_up_by_topic_and_generation(store_command, directory):
     code, out, _ = store_command("explain", "--data-dir", directory)
     assert code == Exit.OK
     assert "shop:orders  generation 2, ttl 3600 s" in out
-    assert "g1: 1 messages" in out
+    assert "g1: 1 message, " in out
     assert "deleted 2023-11-14 22:13:20.000Z" in out
 
 
@@ -121,11 +121,11 @@ def test_explain_as_json_says_the_same(store_command, directory):
 
 def test_explain_shows_the_figures_for_pruning_the_invalid_list_of_a_stopped_daemon(store_command, directory):
     _, out, _ = store_command("explain", "--data-dir", directory)
-    assert "service embedded, 1 in progress, 2 pointers invalid" in out
+    assert "service embedded, 1 in progress, 2 invalid pointers" in out
     assert f"oldest invalid pointer {NOW_MS * 1_000_000}" in out
     assert f"oldest pointer with rows in a topic {NOW_MS * 1_000_000}" in out
     assert f"safe to prune up to {NOW_MS * 1_000_000 - 7}, by the pass of 2023-11-14 22:13:19.995Z" in out
-    assert f"1 undecided write pointers, the oldest {NOW_MS * 1_000_000}" in out
+    assert f"1 undecided write pointer, the oldest {NOW_MS * 1_000_000}" in out
     assert "1 of invalid transactions" in out
 
 
@@ -136,18 +136,18 @@ def test_without_a_complete_pass_explain_says_that_nothing_is_safe_to_prune(stor
 
     trio.run(make)
     _, out, _ = store_command("explain", "--data-dir", str(tmp_path / "data"))
-    assert "service never chosen, 0 in progress, 0 pointers invalid" in out
+    assert "service not chosen yet, 0 in progress, 0 invalid pointers" in out
     assert "nothing is safe to prune" in out
 
 
 def test_rows_that_do_not_parse_are_shown_and_counted_and_change_the_exit_code(store_command, damaged):
     code, out, err = store_command("explain", "--data-dir", damaged)
     assert code == Exit.FAILED
-    assert out.count("DOES NOT PARSE") == 11
-    assert "12 rows do not parse" in err
+    assert out.count("CANNOT BE PARSED") == 11
+    assert "12 rows cannot be parsed" in err
     code, out, _ = store_command("dump", "--data-dir", damaged)
     assert code == Exit.OK
-    assert out.count("DOES NOT PARSE") == 12
+    assert out.count("CANNOT BE PARSED") == 12
 
 
 def test_nothing_in_the_directory_changes(store_command, damaged, tmp_path):

@@ -168,4 +168,4 @@ async def test_toml_whose_keys_would_take_the_parser_very_long_is_refused_unpars
     monkeypatch.setattr("tomllib.loads", lambda _: pytest.fail("it was parsed"))
     answer = await daemon.http.put(PATH, content=f"format = 1\n{text}\n", headers={"Content-Type": "application/toml"})
     assert (answer.status_code, answer.json()["code"]) == (400, "malformed_body")
-    assert "too many dots" in answer.json()["detail"]
+    assert "nested too deeply" in answer.json()["detail"]

@@ -34,7 +34,7 @@ def test_a_head_is_shown_and_a_kept_one_verifies_the_topic(cli, ledger, home):
     assert head["hash"] in cli("topic", "head", "ledger").out
     cli("publish", "ledger", "later")
     said = cli("topic", "verify", "ledger", "--known", "ledger.head")
-    assert said.lines[0].startswith("3 messages of ledger in ")
+    assert said.lines[0].startswith("verified 3 messages of ledger in ")
     assert "the earlier head is part of the chain" in said.out
     found = cli("topic", "verify", "ledger", "--known", "ledger.head", "--json").json
     assert (found["good"], found["messages"], found["known"], found["faults"]) == (True, 3, "found", [])

@@ -79,7 +79,7 @@ def test_a_missing_directory_is_judged_by_its_parent(tmp_path):
     ("store", "trust", "says"),
     [
         ("memory", "ok", "survives no restart"),
-        ("hbase", None, "survives what the file system below HBase survives"),
+        ("hbase", None, "as durable as HBase's file system"),
         ("leveldb", "warning", "survives kill -9, a crash of the machine and a power cut"),
         ("leveldb", "bad", "is lost in a power cut"),
         ("leveldb", None, "to find out about power cuts"),

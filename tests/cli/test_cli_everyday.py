@@ -19,6 +19,7 @@ from plainsong.cli.command import Exit
 from plainsong.cli.main import program
 from plainsong.cli.output import counted, show_count
 from plainsong.positions import now_ms
+from plainsong.protocol.plurals import plural
 from tests.cli.conftest import Said, url_of
 from tests.daemon.harness import Daemon
 from tests.patience import PATIENCE_S
@@ -199,6 +200,9 @@ def test_counts_are_plain_digits_when_a_program_reads_them(cli: Cli, client: Cli
 
 def test_counts_use_singular_and_plural(cli: Cli, client: Client):
     assert [counted(count, "topic") for count in (0, 1, 2)] == ["0 topics", "1 topic", "2 topics"]
+    words = ("entry", "key", "batch", "address", "damaged row")
+    assert [plural(word, 2) for word in words] == ["entries", "keys", "batches", "addresses", "damaged rows"]
+    assert [plural(word, 1) for word in words] == list(words)
     assert cli("top", "--once").lines[1].startswith("1 topic, ")
 
 

@@ -98,7 +98,7 @@ def test_a_line_of_ndjson_is_a_payload_or_an_object_around_one(text, item):
     ("text", "says"),
     [
         (b"5", "a payload must be a string"),
-        (b'{"payload": {"a": 1}}', "leave out --ndjson"),
+        (b'{"payload": {"a": 1}}', "omit --ndjson"),
         (b'{"payloads": "x"}', "did you mean 'payload'"),
         (b"{}", '"payload" is missing'),
         (b'{"payload": "x", "ttlSeconds": 0}', "got 0"),

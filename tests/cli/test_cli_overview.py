@@ -114,7 +114,7 @@ def test_rows_are_set_aside_after_confirmation_and_peek_shows_it(
     said = cli("topic", "set-aside", "a", first, second, "--dry-run", code=0)
     assert "removes 2 messages" in said.out
     said = cli("topic", "set-aside", f"{client.namespace}:a", first, second, "--yes", code=0)
-    assert said.out.startswith("set aside: 2 rows are in set-aside/")
+    assert said.out.startswith("set aside 2 rows, copied to set-aside/")
     assert [str(each.id) for each in client.poll("a")] == [third]
     shown = [(str(each.id), each.state, each.detail) for each in client.admin.messages("a")]
     assert shown == [(first, "set-aside", f"2 rows up to {second}"), (third, "plain", "")]
@@ -147,8 +147,8 @@ def test_events_print_what_appears_changes_and_ends():
     assert said("transactions", {"open": [one] * 100, "total": 3000}) == ["all  3000 open transactions", "7  gone"]
 
     instance = {"name": "a", "leaving": False, "drained": False, "topicsOpen": 2}
-    assert said("cluster", {"instances": [instance]}) == ["a  available, 2 topics open"]
-    assert said("cluster", {"instances": [{**instance, "drained": True}]}) == ["a  drained, 2 topics open"]
+    assert said("cluster", {"instances": [instance]}) == ["a  available, 2 open topics"]
+    assert said("cluster", {"instances": [{**instance, "drained": True}]}) == ["a  drained, 2 open topics"]
     assert said("later", {"a": 1}) == ["{'a': 1}"]
 
 

@@ -279,7 +279,7 @@ def test_a_verb_that_removes_does_not_suggest_creating(cli, greetings):
 
 
 @pytest.mark.parametrize(
-    ("answers", "hint"), [(True, "it is running, and reports above why"), (False, "is it running?")]
+    ("answers", "hint"), [(True, "it is running, and reports above why"), (False, "start one with plainsong serve")]
 )
 def test_the_hint_for_a_running_daemon_that_is_not_ready_does_not_ask_if_it_runs(cli, monkeypatch, answers, hint):
     found = ProbeResult("http://a", answers=answers, seconds=[0.1], reasons=["10 bytes are free"], detail="refused")
@@ -444,9 +444,9 @@ def test_doctor_warns_of_findings_and_exits_as_without_them(alone, tmp_path):
     [
         (("--ready", "--attention"), "--ready and --attention exclude each other"),
         (("--ready", "--no-daemon"), "--data-dir, --no-daemon and --bundle are not for --ready"),
-        (("--backup-age", "1h"), "are for --check"),
-        (("--live", "--count", "3"), "--count is for --ready"),
-        (("--no-names",), "--config, --log and --no-names are for --bundle"),
+        (("--backup-age", "1h"), "are only for --check"),
+        (("--live", "--count", "3"), "--count is only for --ready"),
+        (("--no-names",), "--config, --log and --no-names are only for --bundle"),
     ],
 )
 def test_doctor_refuses_options_of_the_other_mode(alone, words, says):
@@ -501,7 +501,7 @@ def test_no_help_shows_a_retired_verb(alone):
 def test_a_daemon_that_is_down_exits_with_5_at_once_and_a_hint(alone, verb):
     said = alone(*verb, "--url", "http://127.0.0.1:1", code=Exit.UNAVAILABLE)
     assert said.err.startswith("error: ")
-    assert "plainsong serve starts one" in said.err
+    assert "start one with plainsong serve" in said.err
 
 
 def test_the_next_of_several_urls_answers(cli, running):

@@ -18,7 +18,7 @@ def test_create_if_not_exists_says_whether_it_was_made(cli):
 
 def test_the_first_context_is_reported_as_the_current_one(alone):
     said = alone("context", "add", "one", "--url", "http://a.example:1", code=0)
-    assert said.err == "one is the first context, and the current one from now on: commands without --url go there\n"
+    assert said.err == "one is the first context, and therefore the current one: commands without --url use it\n"
     assert alone("context", "add", "two", "--url", "http://a.example:1", code=0).err == ""
 
 

@@ -108,7 +108,7 @@ def test_a_permanent_failure_ends_it_and_its_message_stays_first(on, cli, orders
     for _ in range(2):
         _, err = on("--shell", "--run", EXITS, "--once", code=Exit.FAILED)
         assert err.startswith(
-            f"no b\nerror: message {orders[1]}: exit 65: no b (1 attempt)\nhint: it comes first next time"
+            f"no b\nerror: message {orders[1]}: exit 65: no b (1 attempt)\nhint: the next run begins with it"
         )
         assert position(cli, derived_name(EXITS, None)) == orders[0]
     told = json.loads(on("--shell", "--run", EXITS, "--once", "--json", code=Exit.FAILED)[1])
@@ -158,7 +158,7 @@ def test_retries_are_reported_and_counted(on, orders):
         (("--run", "cat", "--retries", "-1"), "invalid number of retries"),
         (("--run", "cat", "--position", "reader:a b"), "--position reader:a b"),
         (("--run", "cat", "--position", "."), "is not a file"),
-        (("--run", "cat", "--dead-letter", "orders"), "come back forever"),
+        (("--run", "cat", "--dead-letter", "orders"), "be processed forever"),
     ],
 )
 def test_a_wrong_command_line_does_nothing(on, cli, orders, arguments, says):

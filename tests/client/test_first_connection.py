@@ -23,7 +23,7 @@ def test_a_refused_first_connection_raises_within_a_second_and_names_the_missing
         world.run(world.channel(reached=False).call, TOPICS)
     assert world.now_s < 1
     assert str(caught.value) == (
-        "no daemon answers at http://one: refused (hint: plainsong serve starts one; or give another url)"
+        "no daemon answers at http://one: refused (hint: start one with plainsong serve, or give another URL)"
     )
     assert caught.value.outcome == "not-applied"
 

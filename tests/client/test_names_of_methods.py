@@ -100,7 +100,7 @@ def test_a_name_that_moved_to_the_administration_warns_and_calls_it(kind: type, 
     client = kind("http://127.0.0.1:1")
     called = []
     monkeypatch.setattr(type(client.admin), name, lambda _, *arguments, **options: called.append((arguments, options)))
-    with pytest.warns(DeprecationWarning, match=f"client.{name} is client.admin.{name} now"):
+    with pytest.warns(DeprecationWarning, match=f"client.{name} is now client.admin.{name}"):
         getattr(client, name)("t", an_option=5)
     assert called == [(("t",), {"an_option": 5})]
 

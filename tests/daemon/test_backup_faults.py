@@ -152,7 +152,7 @@ def test_a_clock_that_is_set_back_during_scrub_backup_and_restore_breaks_no_prom
     target = tmp_path / "new"
     words = ["restore", folder, "--to", f"leveldb:{target}", "--id", later["id"]]
     refused = backup(*words, code=Exit.FAILED).stderr
-    assert "this machine's clock is behind backup " + done["id"] in refused
+    assert "this machine's clock is earlier than backup " + done["id"] in refused
     assert not target.exists()
     assert "--now is before" in backup(*words, "--now", later["cutMs"], code=Exit.USAGE).stderr
     lost_ms = done["cutMs"] + HOUR_S * 1000

@@ -193,7 +193,7 @@ def test_an_unusable_certificate_changes_nothing_and_is_counted(daemon, authorit
     assert served(running, authority) == before
     (found,) = needed(running, authority)
     assert (found["severity"], found["subject"]) == ("warning", "tls.certificate")
-    assert "The previous certificate is still served" in found["text"]
+    assert "the previous certificate stays in force" in found["text"]
     running.wait_for_line("the certificate could not be reloaded")
     authority.issue("server")
     eventually("a valid one is served", lambda: served(running, authority) != before)

@@ -80,7 +80,7 @@ def test_a_clock_that_disagrees_with_the_store_is_named_at_the_start_and_by_the_
     far_ahead = Daemon(data, "storage.max_clock_ahead_s=86400", environ=clock(10 * DAY_S))
     far_ahead.spawn()
     assert far_ahead.wait() == Exit.STORE
-    assert "messages that expire never come back" in far_ahead.errors
+    assert "expired messages cannot be restored" in far_ahead.errors
     assert "storage.max_clock_ahead_s=0" in far_ahead.errors
     with Daemon(data, environ=clock(0)) as corrected:
         assert [payload for _, payload in read_all(corrected.address, "t")] == [b"m"]

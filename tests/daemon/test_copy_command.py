@@ -107,7 +107,7 @@ def test_a_store_in_use_is_refused_with_its_process(tmp_path):
     ("source", "target", "says", "code"),
     [
         ("leveldb:nowhere", "leveldb:new", "is not a store", 3),
-        ("redis:x", "leveldb:new", "is not like leveldb:PATH", 2),
+        ("redis:x", "leveldb:new", "is not of the form leveldb:PATH", 2),
         ("hbase:h:9090?prefiks=x", "leveldb:new", "is not prefix=NAME", 2),
         ("leveldb:same", "leveldb:same", "the same store", 2),
     ],

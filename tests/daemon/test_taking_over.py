@@ -542,8 +542,8 @@ def test_a_primary_that_was_cut_off_while_a_copy_of_its_directory_took_over_ends
                 eventually("everything counts", lambda: all_counts(site.url("b")))
                 proxy.restore()
                 assert first.wait() == Exit.DEPOSED
-                assert "has taken over in epoch 2; up to 1 commits are only in this directory" in first.errors
-                with pytest.raises(DaemonEnded, match="1 commits of this directory never counted"):
+                assert "has taken over in epoch 2; up to 1 commit may exist only in this directory" in first.errors
+                with pytest.raises(DaemonEnded, match="1 commit of this directory never counted"):
                     site.daemon("a").start()
                 assert json.loads(site.replica("status", url, "--json"))["primary"]["epoch"] == 2
                 assert values(client) == [b"1", b"2"]

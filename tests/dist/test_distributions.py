@@ -228,7 +228,7 @@ def test_the_client_alone_has_the_command_line(client_only, url):
     assert run(client_only, "python", "-m", "plainsong", "--version").stdout == f"plainsong {__version__}\n"
 
 
-WHEELS = "(its wheel is where this one came from; `make dist` builds it)"
+WHEELS = "(its wheel is next to this one's; `make dist` builds it)"
 
 
 def test_a_verb_of_a_distribution_that_is_not_installed_says_so_and_what_to_install(client_only):

@@ -104,8 +104,8 @@ async def test_a_gateway_that_requires_a_certificate_gets_one(hbase, authority):
 
 
 async def test_a_mismatch_of_plain_and_tls_is_recognised(hbase, proxy, authority):
-    assert "does it want TLS (storage.hbase.tls)?" in await refused(proxy.address, QUICK)
-    assert "does it use TLS?" in await refused(hbase.address, *trusting(authority, options=QUICK))
+    assert "if it expects TLS, set storage.hbase.tls" in await refused(proxy.address, QUICK)
+    assert "perhaps it does not use TLS" in await refused(hbase.address, *trusting(authority, options=QUICK))
 
 
 async def test_the_next_connections_use_renewed_files(hbase, authority, tmp_path):

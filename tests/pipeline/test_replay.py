@@ -332,7 +332,7 @@ def test_the_lines_of_the_page_run_from_top_to_bottom(spark, daemon, next_to_spa
         assert [message.payload for message in client.read("orders-again")] == [b"one", b"two", b"0", b"1", b"2"]
     out = capsys.readouterr().out
     assert "orders: 2 messages, 6 B in 1 batch" in out
-    assert "orders-again: would publish 2 messages in 1 chunks" in out
+    assert "orders-again: would publish 2 messages in 1 chunk" in out
     assert "           2  in the topic and in the archive, identical" in out
 
 

@@ -119,7 +119,7 @@ def test_quotas_have_sizes_with_units():
         ('to = ["operator"]', 'to = ["anonymous"]', 9, 7, "reserved"),
         ('on = ["*:*"', 'onn = ["*:*"', 11, 1, "did you mean 'on'"),
         ('"group:payments", "oidc', '"group:payment", "oidc', 5, 7, "did you mean 'payments'"),
-        ('"billing"', '"group:billing"', 3, 13, "a group cannot be in a group"),
+        ('"billing"', '"group:billing"', 3, 13, "a group cannot be a member of a group"),
         ("format = 1", "format = 2", 1, 1, "format is not 1"),
         ("format = 1", "format = true", 1, 1, "format is not 1"),
         ("format = 1", "formt = 1", 1, 1, "did you mean 'format'"),

@@ -164,7 +164,7 @@ async def test_a_token_of_the_provider_names_its_subject_and_groups(provider, al
         ({"header": {"alg": "none"}}, "not accepted"),
         ({"header": {"alg": "HS256"}}, "not accepted"),
         ({"header": {"alg": "RS512"}}, "not accepted"),
-        ({"header": {"crit": ["exp"]}}, "critical header that is not supported"),
+        ({"header": {"crit": ["exp"]}}, "unsupported critical header"),
         ({"header": {"kid": "unknown"}}, "does not publish"),
         ({"header": {"kid": 17}}, "does not publish"),
         ({"header": {"kid": "ec"}}, "does not publish"),

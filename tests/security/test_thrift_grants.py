@@ -39,7 +39,7 @@ async def may(daemon, verbs):
 
 
 async def refused(daemon, verb, method, *args):
-    with pytest.raises(TApplicationException, match=f"thrift has no {verb} on service"):
+    with pytest.raises(TApplicationException, match=f"thrift lacks {verb} on service"):
         await daemon.tephra.call(method, *args)
 
 

@@ -134,7 +134,7 @@ async def _fetched(cut: Cut, backup: Backup, list_page: Callable[[], Awaitable[P
         except NotListed:
             continue
         return page
-    raise StoreError("its rows change faster than they are read")
+    raise StoreError("its rows change faster than the backup reads them")
 
 
 # --- restoring -------------------------------------------------------------------------------------

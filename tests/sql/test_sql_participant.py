@@ -216,7 +216,7 @@ def test_committing_a_session_that_waits_for_a_decision_is_refused(
     participant.start_tx(begun())
     session.add(Order(id=1))
     prepare(participant)
-    with pytest.raises(SqlMisused, match="is not decided yet"):
+    with pytest.raises(SqlMisused, match="is undecided"):
         session.commit()
     session.close()
     rows, gids = look()

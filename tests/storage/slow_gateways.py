@@ -93,7 +93,7 @@ class Rows:
         found, self._scanners[number] = self._scanners[number][:count], self._scanners[number][count:]
         size = sum(len(cell.value) for row in found for cell in row.columns.values())
         if size > self._max_bytes:
-            raise AnswerTooLarge(f"an answer of {size} bytes is above the bound")
+            raise AnswerTooLarge(f"an answer of {size} bytes exceeds the limit")
         await trio.sleep(0.01 + size / self._bytes_a_second)
         return found
 

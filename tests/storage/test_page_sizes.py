@@ -168,7 +168,7 @@ async def test_a_call_whose_answer_is_too_large_fails_at_once(autojump_clock, mo
     async def answer(*_: object) -> object:
         nonlocal asked
         asked += 1
-        raise AnswerTooLarge("an answer of 300000000 bytes is above the bound")
+        raise AnswerTooLarge("an answer of 300000000 bytes exceeds the limit")
 
     pool = Gateways(answer).pool(monkeypatch)
     with pytest.raises(StoreError, match="getRow: an answer of 300000000 bytes"):

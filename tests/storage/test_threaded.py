@@ -58,7 +58,7 @@ def test_a_call_waits_until_the_system_allows_a_thread_and_fails_with_a_hint_if_
         pytest.skip("NOT TESTED: a limit on threads, since another user cannot run this program")
     assert done.returncode == 0, done.stderr
     refused, calls = done.stdout.splitlines()
-    assert refused.startswith("overloaded|not-applied|the system allows the daemon no more threads|raise the limit")
+    assert refused.startswith("overloaded|not-applied|the daemon has reached its limit on threads|raise the limit")
     assert calls.split() == ["later", "failing", "RuntimeError"], "a call that has begun is not repeated"
 
 

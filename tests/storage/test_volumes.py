@@ -722,7 +722,7 @@ async def without_last_entry(tmp_path: Path, at: int) -> Path:
 
 async def test_a_volume_that_has_lost_the_end_of_its_journal_is_damage_although_the_metadata_has_it(tmp_path):
     copy = await without_last_entry(tmp_path, 1)
-    with pytest.raises(StoreDamaged, match="00000002 has lost entries"):
+    with pytest.raises(StoreDamaged, match="are missing from 00000002"):
         await LevelDBStore.open(copy, TINY)
 
 

@@ -371,7 +371,7 @@ def test_a_daemon_that_cannot_trace_does_not_start_and_says_what_to_install(tmp_
     )
     assert done.returncode == Exit.USAGE
     assert done.stderr == (
-        "error: otel.endpoint is set, and OpenTelemetry is not installed\n"
-        "hint: pip install 'plainsong-server[otel]', or leave otel.endpoint empty\n"
+        "error: otel.endpoint is set, but OpenTelemetry is not installed\nhint: pip install "
+        "'plainsong-server[otel]', or leave otel.endpoint empty\n"
     )
     assert list(tmp_path.iterdir()) == []

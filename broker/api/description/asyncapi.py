@@ -53,8 +53,8 @@ class AsyncApi:
         ]
         if len(seen) > MAX_CHANNELS:
             raise InvalidParameter(
-                f"{len(seen)} topics match, and a document describes at most {MAX_CHANNELS}",
-                hint="name fewer: match=shop:orders-*",
+                f"{len(seen)} topics match, but a document describes at most {MAX_CHANNELS}",
+                hint="match fewer topics, for example match=shop:orders-*",
             )
         host = request.headers.get("host", "")
         return json_answer(describe_topics(sorted(seen), request.rights, self.version, host, is_tls=self.is_tls))

@@ -46,9 +46,9 @@ _EVENTS: dict[str, Schema] = {EVENT_TYPE: ref("CloudEvent"), BATCH_TYPE: array(r
 _QUERY: dict[str, tuple[str, Schema]] = {
     "ifNotExists": ("succeed if the topic exists with these properties", {"type": "boolean", "default": False}),
     "put_definitions.dryRun": ("return what would happen; change nothing", {"type": "boolean", "default": False}),
-    "withoutDamaged": ("leave out what cannot be read, and list it in leftOut", {"type": "boolean", "default": False}),
+    "withoutDamaged": ("skip what cannot be read, and list it in leftOut", {"type": "boolean", "default": False}),
     "complete": ("true once the client has written a complete backup", {"type": "boolean", "default": False}),
-    "prune": ("delete what the document does not name", {"type": "boolean", "default": False}),
+    "prune": ("delete everything that the document does not name", {"type": "boolean", "default": False}),
     "put_definitions.namespace": ("prune only topics of this namespace", _NAMES["namespace"]),
     "ttl": ("time to live of all messages of the request, in seconds", POSITIVE),
     "wait_ms": ("how long to wait for a message", WAIT_MS),

@@ -141,7 +141,9 @@ class PollingMany:
         wanted = _wanted(namespace, given.pop("topics", {}))
         body = PollRequest(**given)
         if body.isolation not in (None, "uncommitted", "committed"):
-            raise InvalidParameter("isolation is unknown", hint="use one of: uncommitted, committed")
+            raise InvalidParameter(
+                f"isolation is {str(body.isolation)[:80]!r}", hint="use one of: uncommitted, committed"
+            )
         options = apply_query(body, request.query) or DEFAULT_OPTIONS
         if body.as_of_ms is not None:
             raise InvalidParameter("asOfMs is for a poll of one topic", hint="poll each topic as of the same moment")

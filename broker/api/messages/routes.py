@@ -81,7 +81,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="admin",
         on="topic",
         tag="topics",
-        doc="Copy damaged rows unchanged to a file and take them out of the topic, so that readers get past them.",
+        doc="Copy damaged rows unchanged to a file, and remove them from the topic so that readers can continue.",
         parameters=("dryRun",),
         body=Body(record("from to", **{"from": ref("MessageId"), "to": ref("MessageId")})),
         answer=ChangeReport,
@@ -107,10 +107,10 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="publish",
         on="topic",
         tag="messages",
-        doc="Publish messages; with a write pointer also stored messages, or the segments that a producer staged. "
-        "200 means durable. Without a write pointer the response is empty, or a receipt for a producer or with "
-        "Prefer: return=representation. With the headers ce-id, ce-source, ce-type and ce-specversion, a body of "
-        "any type is the data of a CloudEvent.",
+        doc="Publish messages; with a write pointer, stored messages too; with a producer, the segments that it "
+        "staged. 200 means durable. Without a write pointer the response is empty, or a receipt for a producer "
+        "or with Prefer: return=representation. With the headers ce-id, ce-source, ce-type and ce-specversion, a "
+        "body of any type is the data of a CloudEvent.",
         parameters=("ttl", "longs"),
         headers=("traceparent",),
         body=Body(
@@ -186,7 +186,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="poll",
         on="topic",
         tag="messages",
-        doc="Read messages from a position on, oldest first; with waitMs, wait for one to arrive.",
+        doc="Read messages from a position on, oldest first; with waitMs, wait for one if there is none.",
         parameters=("wait_ms", "max_bytes", "isolation", "as_of_ms", "payload", "longs"),
         headers=("Plainsong-Reader",),
         body=Body(
@@ -209,8 +209,8 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="poll",
         on="topic",
         tag="messages",
-        doc="Read messages from a position on and follow the topic, as server-sent events; without a position, from "
-        "now on.",
+        doc="Read messages from a position on, or only new ones without a position, and follow the topic, as "
+        "server-sent events.",
         parameters=("from", "isolation", "payload", "limit"),
         headers=("Last-Event-ID",),
         answer=str,

@@ -40,9 +40,11 @@ class SettingAside:
         dry_run = flag(request.parameters("dryRun"), "dryRun")
         given = request.fields(_FIELDS)
         if len(given) < len(_FIELDS):
-            raise MalformedBody("from and to are ids", hint='send {"from": "<40 hex digits>", "to": "<40 hex digits>"}')
+            raise MalformedBody(
+                "from and to must be ids", hint='send {"from": "<40 hex digits>", "to": "<40 hex digits>"}'
+            )
         if given["last"] < given["first"]:
-            raise InvalidParameter("from is after to", hint="the first id comes first")
+            raise InvalidParameter("from is after to", hint="send the lower id as from")
         found = await self.set_asides.set_aside(name, given["first"], given["last"], dry_run=dry_run)
         after = {
             "state": "set-aside",

@@ -232,7 +232,7 @@ class Backups:
         if held is None or held.backup_id != request.path["backup"] or self._is_over(held):
             raise NotFound(
                 f"no backup {request.path['backup'][:80]!r} is running here",
-                hint="it has ended, or runs at another instance: begin again",
+                hint="it has ended, or runs at another instance; begin a new one if necessary",
             )
         self._renew(held)
         return held

@@ -182,7 +182,7 @@ class ClusterRoutes:
         membership, known = self._cluster(), self._names()
         if to not in known:
             raise InvalidParameter(
-                f"there is no instance {to}" if to else "say which instance", hint=nearest(str(to), known)
+                f"there is no instance {to}" if to else "instance is missing", hint=nearest(str(to), known)
             )
         await membership.change_placement(partial(Placement.pinned, name=name, instance=to))
         return json_answer(PinnedTopic(topic=str(name), instance=to))

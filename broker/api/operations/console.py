@@ -97,7 +97,7 @@ class Console:
         self._require()
         found = (await in_thread(files)).get(name)
         if found is None:
-            raise NotFound(f"the console has no {name[:80]!r}", hint="the console starts at /console")
+            raise NotFound(f"the console has no page or file {name[:80]!r}", hint="the console starts at /console")
         headers = [*HEADERS, ("ETag", found.etag)]
         if _names(request.headers.get("if-none-match", ""), found.etag):
             return Answer(304, headers=headers)
@@ -105,7 +105,7 @@ class Console:
 
     def _require(self) -> None:
         if not self.enabled:
-            raise NotFound("the console is switched off", hint="console.enabled = true switches it on")
+            raise NotFound("the console is switched off", hint="set console.enabled = true")
 
 
 def _names(if_none_match: str, etag: str) -> bool:

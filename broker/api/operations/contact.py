@@ -31,7 +31,7 @@ class Contact:
         request.parameters()
         addresses = [each.strip() for each in self.contact.split(",") if each.strip()]
         if not addresses:
-            raise NotFound("this daemon names no contact", hint="security.contact names one")
+            raise NotFound("this daemon has no contact for security reports", hint="set security.contact")
         expires = time_text((self.now_ms() + GOOD_FOR_MS) // 1000 * 1000)
         lines = [*(f"Contact: {address}" for address in addresses), f"Expires: {expires}"]
         return Answer(200, "\n".join([*lines, ""]).encode(), "text/plain; charset=utf-8")

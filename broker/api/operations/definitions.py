@@ -23,6 +23,7 @@ from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import Conflict, Forbidden, InvalidParameter, MalformedBody, PlainsongError, nearest
 from plainsong.protocol.keys import DamagedRow, topic_of, topic_range
 from plainsong.protocol.names import TopicName, instance_name, namespace_name, topic_name
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.properties import parse_properties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.topic.producer_state import SYSTEM_NAMESPACE
@@ -213,15 +214,15 @@ class Definitions:
         given = _decoded(request)
         if not isinstance(given, dict) or given.get("format") != FORMAT:
             raise InvalidParameter(
-                f"definitions have format {FORMAT}", hint='for example {"format": 1, "topics": {"shop:orders": {}}}'
+                f"the definitions need format {FORMAT}", hint='for example {"format": 1, "topics": {"shop:orders": {}}}'
             )
         for key in given:
             if key not in (*_PARTS, "format"):
-                raise InvalidParameter(f"definitions have no {key[:80]!r}", hint=nearest(key, _PARTS))
+                raise InvalidParameter(f"the definitions have an unknown part {key[:80]!r}", hint=nearest(key, _PARTS))
         parts = {part: given.get(part, {}) for part in _PARTS}
         for part, value in parts.items():
             if not isinstance(value, dict):
-                raise InvalidParameter(f"{part} is not a table of names")
+                raise InvalidParameter(f"{part} is not an object with a name for each entry")
         wanted = Document()
         for name, properties in parts["namespaces"].items():
             checked = self.namespaces.checked(properties)
@@ -232,7 +233,7 @@ class Definitions:
             wanted.topics[str(_topic(name))] = dict(parsed.stored())
         for name, instance in parts["pins"].items():
             if not isinstance(instance, str):
-                raise InvalidParameter(f"the pin of {name[:80]!r} is not an instance")
+                raise InvalidParameter(f"the pin of {name[:80]!r} is not the name of an instance")
             wanted.pins[str(_topic(name))] = instance_name(instance)
         return wanted
 
@@ -258,7 +259,7 @@ class Definitions:
             if part == "pins" and not rights.on_service("operate"):
                 raise _refusal(path, "`operate` on the service")
             if part == "pins" and self.membership is None:
-                raise Conflict(f"{path}: this is a single instance, which owns everything")
+                raise Conflict(f"{path}: a single instance has no pins")
 
     async def _apply(self, request: Request, step: Step, *, dry_run: bool = False) -> Any:
         """Make one change, or preview it; return its effect, if its route reports one."""
@@ -297,13 +298,13 @@ def _scope(given: dict[str, str]) -> str | None:
     """Return the namespace whose topics are pruned, or ``EVERYTHING``; None if nothing is. Raises InvalidParameter."""
     if not flag(given, "prune"):
         if "namespace" in given:
-            raise InvalidParameter("namespace is without prune", hint="add prune=true, or remove it")
+            raise InvalidParameter("namespace is only for prune=true", hint="add prune=true, or remove it")
         return None
     return namespace_name(given["namespace"]) if "namespace" in given else EVERYTHING
 
 
 def _refusal(what: str, right: str) -> Forbidden:
-    return Forbidden(f"{what}: this name may not change it", hint=f"grant {right}")
+    return Forbidden(f"{what}: the caller may not change it", hint=f"grant {right}")
 
 
 def _plan(now: Document, wanted: Document, scope: str | None) -> list[Step]:
@@ -361,22 +362,20 @@ def _warnings(changes: list[Step], effects: Mapping[str, Any], *, dry_run: bool)
             continue
         if step.verdict == "deleted":
             word = "is" if dry_run else "was"
-            warnings.append(f"topic {step.name} {word} deleted with {_some(_messages(effect, 'removes'))}")
+            warnings.append(f"topic {step.name} {word} deleted with {counted(_messages(effect, 'removes'), 'message')}")
         elif hidden := _messages(effect, "hides"):
             word = "gets" if dry_run else "got"
-            warnings.append(f"topic {step.name} {word} a shorter ttl, which hides {_some(hidden)}")
+            warnings.append(f"topic {step.name} {word} a shorter ttl, which hides {counted(hidden, 'message')}")
     return warnings
-
-
-def _some(messages: int) -> str:
-    return "1 message" if messages == 1 else f"{messages} messages"
 
 
 def _decoded(request: Request) -> Any:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != TOML_TYPE:
         return parse_json(request.body) if request.body.strip() else None
     if sum(line.count(b".") ** 2 for line in request.body.split(b"\n")) > MAX_SQUARED_DOTS:
-        raise MalformedBody("lines of the definitions have too many dots", hint="write each definition in its own line")
+        raise MalformedBody(
+            "keys of the definitions are nested too deeply", hint="write each definition in its own line"
+        )
     try:
         return tomllib.loads(request.body.decode())
     except ValueError as error:  # includes impossible dates and text that is not UTF-8

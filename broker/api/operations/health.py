@@ -123,15 +123,16 @@ class Health:
         if self.space.low:
             reasons.append(
                 LowSpace(
-                    f"{shown_bytes(self.space.free_bytes or 0)} of disk are free, less than storage.min_free_bytes "
-                    f"({shown_bytes(self.min_free_bytes)}): publishes are refused, polls still work",
-                    hint="free some space; the daemon then accepts publishes again",
+                    f"only {shown_bytes(self.space.free_bytes or 0)} of disk space is free, less than "
+                    f"storage.min_free_bytes ({shown_bytes(self.min_free_bytes)}): publishes are refused, polls still "
+                    "work",
+                    hint="free some disk space; publishes then work again",
                 )
             )
         if self.are_descriptors_short():
             reasons.append(
                 Overloaded(
-                    "connections are refused: few file descriptors are left",
+                    "connections are refused, because few file descriptors are left",
                     hint="raise the limit on open files: LimitNOFILE of the unit, or ulimit -n",
                 )
             )
@@ -143,20 +144,28 @@ class Health:
         if membership is None or self.stopping.is_set():
             return []
         if membership.taken_by is not None:
-            return [NoOwner(f"the instance at {membership.taken_by} has the same name", hint="end one of the two")]
+            return [
+                NoOwner(
+                    f"the instance at {membership.taken_by} has the same name",
+                    hint="stop one of the two, or give it another cluster.instance",
+                )
+            ]
         if membership.kept_out_by is not None:
             return [
                 NoOwner(
                     f"cluster.secret_file differs from that of the instance at {membership.kept_out_by}",
                     hint=(
-                        "give all instances the same file; this one joins once the files match, or once the others "
-                        "are gone"
+                        "give all instances the same secret; this one joins once the secrets match, or once the "
+                        "others have stopped"
                     ),
                 )
             ]
         if not membership.entered:
             return [
-                NoOwner("the cluster has not been reached yet", hint="the daemon keeps trying; is ZooKeeper running?")
+                NoOwner(
+                    "this instance has not joined the cluster yet",
+                    hint="the daemon keeps trying; check that ZooKeeper is running",
+                )
             ]
         return []
 
@@ -167,7 +176,7 @@ class Health:
             return []
         more = f" and {len(names) - MAX_NAMED_TOPICS} more" if len(names) > MAX_NAMED_TOPICS else ""
         named = ", ".join(names[:MAX_NAMED_TOPICS])
-        return [Recovering(f"cannot be loaded: {named}{more}", hint="the daemon keeps trying; its log says why")]
+        return [Recovering(f"topics cannot be loaded: {named}{more}", hint="the daemon keeps trying; its log says why")]
 
     async def whoami(self, request: Request) -> Answer:
         """Return the client's own name, how it was authenticated, and its grants."""

@@ -224,10 +224,10 @@ class Overview:
         kinds = [each for each in parameters.get("kinds", ",".join(KINDS)).split(",") if each]
         for kind in kinds:
             if kind not in KINDS:
-                raise InvalidParameter(f"kinds has {kind[:80]!r}", hint=nearest(kind, KINDS))
+                raise InvalidParameter(f"unknown kind {kind[:80]!r}", hint=nearest(kind, KINDS))
         named = [each for each in parameters.get("topics", "").split(",") if each]
         if len(named) > MAX_NAMED:
-            raise InvalidParameter(f"topics names {len(named)}", hint=f"at most {MAX_NAMED}")
+            raise InvalidParameter(f"topics has {len(named)} names", hint=f"at most {MAX_NAMED}")
         topics = [parse_name(each) for each in named]
         seen = _seen_before(request.headers.get("last-event-id", ""))
         return self.streams.answer(self._changes(request, kinds, topics, seen), request.room)

@@ -89,7 +89,7 @@ class Replication:
         """Refuse: only a standby takes over."""
         request.parameters()
         await trio.lowlevel.checkpoint()
-        raise Conflict("this daemon is not a standby", hint="send it to the standby")
+        raise Conflict("this daemon is not a standby", hint="send the request to the standby")
 
     async def hand_over(self, request: Request) -> Answer:
         """Stop serving once everything is in the object store, for a standby to take over."""
@@ -103,12 +103,12 @@ class Replication:
             )
         status = self.copy.status
         if status.given_up:
-            raise Conflict("the second copy has a gap, and no base after it yet", hint="wait for the next base")
+            raise Conflict("the second copy has a gap, and no complete base after it", hint="wait for the next base")
         if status.counted is None:
             raise Conflict("the second copy has no complete base yet, so no standby can take over")
         if status.has_lease and not status.standbys:
             raise Conflict(
-                "no standby is registered, so none would take over",
+                "no standby is registered, so no daemon would take over",
                 hint="start one, and wait until GET /v1/replication of this daemon shows it in standbys",
             )
         self.switch()

@@ -9,6 +9,7 @@ import trio
 
 from broker.api.answers import json_answer
 from broker.finding import Finding
+from plainsong.protocol.plurals import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,12 +49,11 @@ def damaged(scrub: Scrub) -> Sequence[Finding]:
     told = [_finding(each, report.started_ms) for each in report.findings[:MAX_REPORTED]]
     left = len(report.findings) - len(told) + report.more
     if left:
-        text = f"{left} more damaged places; GET /v1/scrub lists them"
+        text = f"{counted(left, 'more damaged place')}; GET /v1/scrub lists them"
         told.append(Finding("damaged", "critical", "service", text, report.started_ms))
     if report.unread:
         first, why = next(iter(report.unread.items()))
-        topics = "1 topic" if len(report.unread) == 1 else f"{len(report.unread)} topics"
-        text = f"the scrub could not read {topics}, {first} among them: {why}"
+        text = f"the scrub could not read {counted(len(report.unread), 'topic')}, such as {first}: {why}"
         told.append(Finding("unread", "warning", "service", text, report.started_ms))
     return told
 
@@ -61,6 +61,6 @@ def damaged(scrub: Scrub) -> Sequence[Finding]:
 def _finding(found: ScrubFinding, since_ms: int | None) -> Finding:
     shown = found.shown()
     topic = "" if found.name is None else str(found.name)
-    rows = "rows" if found.rows is None else f"{found.rows} rows"
+    rows = "rows" if found.rows is None else counted(found.rows, "row")
     text = f"{rows} of the {shown['table']} table from {shown['from']} to {shown['to']} cannot be read: {found.why}"
     return Finding("damaged", "critical", topic or "service", text, since_ms, topic=topic)

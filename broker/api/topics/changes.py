@@ -12,6 +12,7 @@ from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.ids import FIRST_BOUND, bound_at, unpack_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import items_in
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.topic.asks import ListPointers, ListProducers, ListReaders, StatsView
 from storage.base import StoreError
 
@@ -85,14 +86,16 @@ class TopicChanges:
         if new.ttl_ms > old.ttl_ms:
             expired, more = await expired_from(self.store, change.found.span, FIRST_BOUND, None)
             if expired:
-                warnings.append(f"{_some(expired, more=more)} that have expired stay expired")
+                warnings.append(
+                    f"{_some(expired, more=more)} already expired; a longer ttl does not bring expired messages back"
+                )
         held = sum(each.bytes for each in change.found.slices)
         if new.max_bytes is not None and held >= new.max_bytes:
             warnings.append(
                 f"the topic holds {held} bytes: publishes are refused until it holds less than {new.max_bytes}"
             )
         if new.deduplication == "disabled" != old.deduplication:
-            warnings.append(f"{producers} producers are forgotten")
+            warnings.append(f"the topic forgets {counted(producers, 'producer')}")
         return warnings
 
     async def remove(self, name: TopicName, ask: Remove) -> Answer:
@@ -200,5 +203,4 @@ def _until(found: StatsView, before_ms: int) -> StatsView:
 
 
 def _some(count: int, *, more: bool) -> str:
-    number = f"more than {MAX_LOOKS}" if more else str(count)
-    return f"{number} message" if count == 1 else f"{number} messages"
+    return f"more than {MAX_LOOKS} messages" if more else counted(count, "message")

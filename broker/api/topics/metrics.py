@@ -136,5 +136,6 @@ def parse_match(text: str) -> list[Pattern]:
 
 def _too_many(what: str, count: int, most: int) -> InvalidParameter:
     return InvalidParameter(
-        f"match names {count} {what}, but a scrape has at most {most}", hint="name fewer: match=shop:orders-*"
+        f"match covers {count} {what}, but a scrape returns at most {most}",
+        hint="match fewer topics, for example match=shop:orders-*",
     )

@@ -60,7 +60,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="admin",
         on="topic",
         tag="topics",
-        doc="Create a topic; after a deletion in a new generation.",
+        doc="Create a topic; after a deletion, this begins a new generation.",
         parameters=("ifNotExists", "dryRun"),
         answer=ChangeReport,
         body=Body(ref("Properties"), example={"ttl": 3600}, required=False),
@@ -111,7 +111,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="admin",
         on="topic",
         tag="topics",
-        doc="Replace all properties; an absent one gets its default again.",
+        doc="Replace all properties; an absent one gets its default.",
         parameters=("dryRun",),
         headers=("If-Match",),
         answer=ChangeReport,
@@ -227,8 +227,8 @@ ROUTES: tuple[Route[Any], ...] = (
         on="topic",
         tag="producers",
         doc=(
-            "List producers by name, each with its highest accepted and durable sequence ids, and how the topic "
-            "keeps them."
+            "List producers by name, with the highest accepted and durable sequence ids of each, and how the topic "
+            "stores them."
         ),
         parameters=("after", "limit"),
         answer=ProducerList,
@@ -306,7 +306,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="operate",
         on="topic",
         tag="topics",
-        doc="Return what a job that cleans the topic from outside can rely on.",
+        doc="Return the bounds within which another process may clean the topic's rows.",
         parameters=("longs",),
         answer=Maintenance,
         errors=WRITES,

@@ -263,7 +263,9 @@ class Counting:
         end = given.pop("end", None)
         read = PollRequest(**given, end_before=bound_at(end) if isinstance(end, int) else end)
         if read.isolation not in (None, "uncommitted", "committed"):
-            raise InvalidParameter("isolation is unknown", hint="use one of: uncommitted, committed")
+            raise InvalidParameter(
+                f"isolation is {str(read.isolation)[:80]!r}", hint="use one of: uncommitted, committed"
+            )
         check_poll(read)
         span, extent, expired = await self._measured(name, read, request.waited_ms)
         found: Offsets = {

@@ -41,7 +41,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb="transact",
         on="service",
         tag="transactions",
-        doc="Begin a transaction; an empty body asks for a short one.",
+        doc="Begin a transaction; with an empty body, a short one.",
         parameters=("longs",),
         body=Body(
             ref("BeginRequest"), example={"type": "short", "timeoutSeconds": 10, "clientId": "billing"}, required=False
@@ -138,7 +138,7 @@ ROUTES: tuple[Route[Any], ...] = (
         verb=("transact", "operate"),
         on="service",
         tag="transactions",
-        doc="Commit: make all of the transaction visible; may be repeated.",
+        doc="Commit: make the whole transaction visible; safe to repeat.",
         parameters=("longs",),
         answer=DecidedTransaction,
         errors=(*_DECIDES, "transaction_conflict"),

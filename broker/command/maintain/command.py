@@ -74,7 +74,7 @@ def maintain(
     thrift_key: str | None,
     table_prefix: str,
 ) -> None:
-    """Show what waits to be cleaned, and clean tables in HBase.
+    """Show rows that wait to be cleaned, and clean tables in HBase.
 
     A daemon with an embedded store cleans by itself, and no other process can
     open that store: the command then only shows what is waiting. In HBase it
@@ -100,11 +100,11 @@ def maintain(
             return
     waiting = sum(each.waiting.expired for each in plans)
     if kind == "hbase":
-        run.progress.result("Nothing was done.", "dry-run", store=kind, expiredRows=waiting, done=False)
+        run.progress.result("Nothing was done (--dry-run).", "dry-run", store=kind, expiredRows=waiting, done=False)
         return
     run.progress.result(
-        f"The daemon keeps its tables in {STANDALONE[kind]} ({kind}), and its janitor removes these rows. "
-        "Nothing is left to do, and nothing was done.",
+        f"The daemon keeps its tables in {STANDALONE[kind]} ({kind}), and its janitor removes these rows: nothing was "
+        "done.",
         "standalone",
         store=kind,
         expiredRows=waiting,
@@ -118,7 +118,7 @@ def _plans(run: JobRun, client: Client, topics: list[str], parts: int) -> list[T
         try:
             plans.append(plan_topic(client, topic, parts))
         except (GenerationChanged, TopicNotFound) as error:
-            run.warn(f"{topic} is left out: {error.detail}", "generation_changed", topic=topic)
+            run.warn(f"skipped {topic}: {error.detail}", "generation_changed", topic=topic)
             continue
         run.progress.step(number, of=len(topics), what=topic, last=number == len(topics))
     return plans
@@ -126,7 +126,9 @@ def _plans(run: JobRun, client: Client, topics: list[str], parts: int) -> list[T
 
 def _tls(ca: str | None, certificate: str | None, key: str | None) -> Callable[[], ssl.SSLContext] | None:
     if bool(certificate) != bool(key) or (certificate and not ca):
-        raise CommandFailed("--thrift-certificate and --thrift-key need each other and --thrift-ca", code=Exit.USAGE)
+        raise CommandFailed(
+            "--thrift-certificate, --thrift-key and --thrift-ca must be given together", code=Exit.USAGE
+        )
     if not ca:
         return None
     from broker.stores import gateway_tls
@@ -148,8 +150,8 @@ def _clean(
 
     if thrift is None:
         raise CommandFailed(
-            "the daemons keep their tables in HBase, and --thrift does not say where",
-            hint="--thrift HOST:PORT, as the daemons' storage.hbase.thrift; or --dry-run for the plan",
+            "the daemons keep their tables in HBase, and --thrift is missing",
+            hint="give --thrift HOST:PORT, the daemons' storage.hbase.thrift; or --dry-run to see the plan",
         )
     totals = clean(run, client, gateways(thrift), table_prefix, plans, parts, tls=tls)
     removed, before, after = (sum(each) for each in zip(*totals.values(), strict=True)) if totals else (0, 0, 0)
@@ -246,11 +248,11 @@ def _pruning(client: Client) -> dict[str, Any]:
 def _pruning_facts(pruning: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the same for people."""
     if "unavailable" in pruning:
-        return [("invalid transactions", f"not known: {pruning['unavailable']}")]
+        return [("invalid transactions", f"unknown: {pruning['unavailable']}")]
     kept_because = pruning["keptBecause"]
     return [
         ("invalid transactions", show_count(pruning["invalid"])),
         ("safe bound", pruning["safeBound"] or "none yet"),
-        ("longest life", show_length(pruning["maxLifetimeMs"]) if pruning["maxLifetimeMs"] else "without end"),
-        ("pruned by itself", f"no: {kept_because}" if kept_because else "yes, after each complete pass"),
+        ("longest life", show_length(pruning["maxLifetimeMs"]) if pruning["maxLifetimeMs"] else "unlimited"),
+        ("pruned automatically", f"no: {kept_because}" if kept_because else "yes, after each complete pass"),
     ]

@@ -83,7 +83,7 @@ def gateways(thrift: str) -> list[Address]:
         if not (colon and host and port.isdigit()):
             raise CommandFailed(
                 f"--thrift {part[:60]!r} is not host:port",
-                hint="name HBase's Thrift gateways as storage.hbase.thrift does",
+                hint="give HBase's Thrift gateways in the form of storage.hbase.thrift",
                 code=Exit.USAGE,
             )
         addresses.append((host.strip("[]"), int(port)))
@@ -176,7 +176,7 @@ async def _carry_out(
             try:
                 await in_thread(check, abandon_on_cancel=True)
             except (GenerationChanged, TopicNotFound) as error:
-                run.warn(f"{topic} is left out: {error.detail}", "generation_changed", topic=topic)
+                run.warn(f"skipped {topic}: {error.detail}", "generation_changed", topic=topic)
                 changed.add(topic)
         async with trio.open_nursery() as nursery:
             for task in some:
@@ -231,7 +231,7 @@ class HBaseTables:
         planned = (plan.limits.generation, plan.waiting.created_ms)
         if stored is None or (stored.generation, stored.created_ms) != planned:
             raise CommandFailed(
-                f"the tables' topic {name} differs from the daemon's, or does not exist",
+                f"topic {name} in these tables differs from the daemon's, or does not exist",
                 hint="--thrift and --table-prefix must equal the daemon's storage.hbase.thrift and table_prefix",
                 code=Exit.USAGE,
             )

@@ -74,7 +74,7 @@ class Limits:
                 None if position is None else parse_id(position),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise MalformedBody(f"an answer of /maintenance without what it needs: {error!r}") from error
+            raise MalformedBody(f"the daemon's answer to /maintenance is incomplete: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)

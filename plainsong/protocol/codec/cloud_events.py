@@ -114,7 +114,7 @@ def decode_events(mode: Mode, headers: Mapping[str, str], body: bytes) -> Publis
 def _attributes_in_headers(headers: Mapping[str, str]) -> dict[str, str]:
     found = {name[3:]: _header_value(name, value) for name, value in headers.items() if name.startswith("ce-")}
     for name in found.keys() & _NO_ATTRIBUTES:
-        hint = "Content-Type says it" if name == "datacontenttype" else "the body is the data"
+        hint = "use Content-Type" if name == "datacontenttype" else "the body is the data"
         raise InvalidParameter(f"the header ce-{name} is not an attribute of an event", hint=hint)
     return _as_message(found, headers.get(CONTENT_TYPE) or None, "ce-")
 

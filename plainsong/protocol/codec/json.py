@@ -106,7 +106,9 @@ def _refuse_object(entry: dict[str, Any], where: str) -> None:
 def _put_list(request: dict[str, Any], name: str, shown: str, column: list[Any]) -> None:
     if request.get(name) is not None:
         error = InvalidSequenceIds if name == "sequence_ids" else MalformedBody
-        raise error(f"{shown} is given both as a list and in the items of messages", hint="use one of the two")
+        raise error(
+            f"{shown} is given both as a list and in the items of messages", hint="give it in one of the two places"
+        )
     if name == "sequence_ids" and None in column:
         raise InvalidSequenceIds(
             f"messages[{column.index(None)}] has no sequenceId, others have one", hint="give all of them one, or none"

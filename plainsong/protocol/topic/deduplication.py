@@ -25,6 +25,7 @@ from plainsong.protocol.errors import (
     TooManyProducers,
 )
 from plainsong.protocol.keys import PRODUCERS, DamagedRow, system_key
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.requests import ProducerVerdict
 from plainsong.protocol.rows import Stamp
 from plainsong.protocol.topic.checkpoint import delete_producers, last_position, write_mark, write_producers_record
@@ -265,7 +266,7 @@ def make_room_for_producer(state: TopicState, step: Step) -> None:
     gone = producers.idle(state.time_ms - limits.producer_active_ms, at_most)
     if len(producers.known) - len(gone) >= limits.max_producers:
         raise TooManyProducers(
-            f"topic {state.name} remembers {len(producers.known)} producers, all of them active recently",
+            f"topic {state.name} remembers its maximum of {counted(len(producers.known), 'producer')}, all active recently",
             hint="use fewer names, delete producers that are done, or raise deduplication.max_producers",
         )
     forget_producers(state, step, gone)

@@ -16,6 +16,7 @@ from plainsong.protocol.errors import (
     TooManyProducers,
 )
 from plainsong.protocol.ids import NO_PAYLOAD_PART, unpack_position
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.requests import PublishResponse
 from plainsong.protocol.topic.asks import ProducerPage, ProducerView, ResultView, SnapshotView
 from plainsong.protocol.topic.checkpoint import write_producer
@@ -89,7 +90,7 @@ def _retention_ms(state: TopicState, producer: Producer | None, ask: OpenProduce
     is_long = producer is not None and producer.retention_ms is not None
     if not is_long and state.producers.long_retention >= limits.max_long_producers:
         raise TooManyProducers(
-            f"{state.producers.long_retention} producers of topic {state.name} are remembered for longer than the default",
+            f"topic {state.name} has its maximum of {counted(state.producers.long_retention, 'producer')} with more than the default retention",
             hint="open it without a retention, or raise deduplication.max_long_producers",
         )
     return ask.retention_ms

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from plainsong.protocol.effects import Delete, Table, put_one
 from plainsong.protocol.errors import GenerationChanged, NotFound, PositionChanged, QuotaExceeded
 from plainsong.protocol.keys import READER, system_key
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.records import Reader
 from plainsong.protocol.topic.asks import ReaderView
 
@@ -45,7 +46,7 @@ def set_reader(state: TopicState, step: Step, ask: SetReader, now: Now) -> Reade
         raise PositionChanged(f"reader {ask.name} is not at the expected position: {there}")
     if old is None and ask.name not in state.readers and len(state.readers) >= state.limits.max_readers:
         raise QuotaExceeded(
-            f"topic {state.name} already has {len(state.readers)} readers",
+            f"topic {state.name} already has {counted(len(state.readers), 'reader')}",
             hint="delete unused ones, or raise readers.max_per_topic",
         )
     reader = Reader(ask.position, state.time_ms)

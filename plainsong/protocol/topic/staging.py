@@ -336,8 +336,8 @@ def _find_segments(state: TopicState, request: PublishRequest) -> Pending:
         return pending
     shown = ", ".join(map(repr, missing[:_MAX_NAMED])) + (" and others" if len(missing) > _MAX_NAMED else "")
     raise InvalidParameter(
-        f"producer {request.producer!r} has nothing staged in topic {state.name} under {shown}: "
-        "it was never stored, or is published or cleaned already",
+        f"producer {request.producer!r} has nothing staged in topic {state.name} under {shown}: it was never stored, "
+        "or was already published or cleaned",
         hint="list only segments that were stored since the producer's last publish; nothing was published",
     )
 

@@ -116,7 +116,7 @@ def set_properties(state: TopicState, step: Step, ask: SetProperties, now: Now) 
 def check_etag(metadata: Metadata, if_match: frozenset[str] | None) -> None:
     """Raise PreconditionFailed unless the topic's etag is one of those given."""
     if if_match is not None and metadata.etag not in if_match:
-        raise PreconditionFailed(f"the topic's etag is {metadata.etag} now", hint="read it again, and decide again")
+        raise PreconditionFailed(f"the topic's etag is {metadata.etag} now", hint="read the topic again, then decide")
 
 
 def remove(state: TopicState, step: Step, ask: Remove, now: Now) -> TopicChange:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from plainsong.protocol.ids import POSITION_BYTES, ordinal, position_at, published_ms, shown_id
 from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.topic.chain import (
     BEGIN,
     COVERING,
@@ -316,7 +317,7 @@ class Verifier:
         start = ordinal(entry.first)
         missing = [index for index in indexes if index not in by_index]
         if missing:
-            what = f"{len(missing)} of the {entry.rows} messages of entry {entry.number} are missing, this one first"
+            what = f"{len(missing)} of {counted(entry.rows, 'message')} in entry {entry.number} missing, this one first"
             self._fault("removed", position_at(start + missing[0]), what)
             return False
         rows = [by_index[index] for index in indexes]

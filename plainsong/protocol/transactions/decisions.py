@@ -14,6 +14,7 @@ from plainsong.protocol.errors import (
     TransactionTooLarge,
 )
 from plainsong.protocol.masking import holds_credential
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.transactions.asks import Begun, ChangeConflict, CloseFirst, Decision, RollFirst
 from plainsong.protocol.transactions.ledger_rows import CHANGES, LOST_CLIENT, ChangeSet, Record
 from plainsong.protocol.transactions.transaction import NO_TRANSACTION, Transaction, TransactionType
@@ -42,7 +43,9 @@ def begin(ledger: Ledger, step: ManagerStep, ask: Begin, now: ManagerNow) -> Beg
     _check_client_id(settings, ask.client_id)
     _check_max_open(ledger)
     if len(ledger.invalid) >= settings.max_invalid:
-        raise Overloaded(f"{len(ledger.invalid)} pointers are invalid", hint="see `plainsong tx pruning`")
+        raise Overloaded(
+            f"the invalid list is full: {counted(len(ledger.invalid), 'pointer')}", hint="see `plainsong tx pruning`"
+        )
     invalids, in_progress, first_short = tuple(ledger.invalid), tuple(ledger.in_progress), ledger.first_short
     pointer = ledger.next_pointer(now.wall_ms, tephra=ask.tephra)
     read_pointer = ledger.head.read_pointer
@@ -230,7 +233,8 @@ def _check_client_id(settings: TransactionSettings, client_id: str) -> None:
 def _check_max_open(ledger: Ledger) -> None:
     if len(ledger.in_progress) >= ledger.settings.max_open:
         raise Overloaded(
-            f"{len(ledger.in_progress)} pointers are in progress", hint="wait, or raise transactions.max_open"
+            f"too many transactions are in progress: {counted(len(ledger.in_progress), 'pointer')}",
+            hint="wait, or raise transactions.max_open",
         )
 
 

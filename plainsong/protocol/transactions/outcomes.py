@@ -97,7 +97,8 @@ def as_of(ledger: Ledger, step: ManagerStep, ask: AsOf, now: ManagerNow) -> Mome
     head, at_ms = ledger.head, ask.at_ms
     if at_ms < head.oldest_ms:
         raise AsOfTooOld(
-            f"what was committed by {at_ms} is no longer known; the earliest readable moment is {head.oldest_ms}",
+            f"the daemon no longer remembers what was committed by {at_ms}; the earliest readable moment is "
+            f"{head.oldest_ms}",
             hint="outcomes are remembered for transactions.outcome_retention_s, and at most transactions.max_outcomes",
         )
     if at_ms >= head.decided_ms:

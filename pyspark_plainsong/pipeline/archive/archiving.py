@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from plainsong.cli.command import CommandFailed, Exit
 from plainsong.cli.options import chosen, is_pattern, show_time
-from plainsong.cli.output import counted, show_bytes, show_count, show_messages
+from plainsong.cli.output import counted, show_bytes, show_messages
 from plainsong.positions import now_ms
 from plainsong.protocol.errors import PlainsongError
 from pyspark_plainsong.options import ReadOptions
@@ -216,8 +216,8 @@ def report_waiting(run: Run, subject: Subject) -> None:
     ahead = _ahead(run, subject.topic, start)
     since = "the oldest message" if start == bytes(20) else show_time(layout.time_of(start))
     run.progress.result(
-        f"{subject.topic}: would archive {show_count(ahead.messages)} messages, {show_bytes(ahead.size_bytes)}, "
-        f"since {since}, into {subject.files.url(subject.log.folder)}",
+        f"{subject.topic}: would archive {show_messages(ahead.messages)}, {show_bytes(ahead.size_bytes)}, since "
+        f"{since}, into {subject.files.url(subject.log.folder)}",
         "foreseen",
         topic=subject.topic,
         messages=ahead.messages,
@@ -247,7 +247,7 @@ def compact(
         if run.dry_run:
             for day, files in days.items():
                 rows = sum(table.tally(each, day).rows for each in table.generations())
-                text = f"{topic}: would write {day} from {len(files)} files"
+                text = f"{topic}: would write {day} from {counted(len(files), 'file')}"
                 run.progress.result(text, "foreseen", topic=topic, day=day, files=len(files), rows=rows)
             continue
         compaction = Compaction(run.session(), table, compression=compression)
@@ -260,7 +260,10 @@ def compact(
             run.progress.event("day", topic=topic, day=day, rows=rows)
             run.progress.step(total, what=f"{topic} {day}", batch=number)
         removed = compaction.vacuum(keep_ms)
-        text = f"{topic}: {len(days)} days of {show_count(total)} messages written, {removed} files removed"
+        text = (
+            f"{topic}: {counted(len(days), 'day')} of {show_messages(total)} written, {counted(removed, 'file')} "
+            "removed"
+        )
         run.progress.result(text, "compacted", topic=topic, days=len(days), rows=total, removed=removed)
 
 
@@ -276,13 +279,11 @@ def prune(run: Run, topics: Sequence[str], root: str, *, older_than_ms: int) -> 
         rows = sum(each.rows or 0 for each in gone)
         figures = {"topic": topic, "before": before, "files": len(gone), "rows": rows}
         if run.dry_run:
-            run.progress.result(
-                f"{topic}: would prune {show_count(rows)} messages before {before}", "foreseen", **figures
-            )
+            run.progress.result(f"{topic}: would prune {show_messages(rows)} before {before}", "foreseen", **figures)
             continue
         prune_table(table, before)
         run.metrics.add("rows_total", rows, topic=topic)
-        run.progress.result(f"{topic}: {show_count(rows)} messages before {before} pruned", "pruned", **figures)
+        run.progress.result(f"{topic}: {show_messages(rows)} before {before} pruned", "pruned", **figures)
 
 
 def migrate(run: Run, topics: Sequence[str], root: str, *, compression: str, may_lose: bool = False) -> None:

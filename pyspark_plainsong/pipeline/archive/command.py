@@ -202,8 +202,8 @@ def verify(
     run.progress.result("\n".join(_lines_of(findings)), "verified", topic=topic, **findings.as_json())
     if not findings.is_good:
         bad = ("missing", "different", "twice")
-        wrong = [f"{findings.counts[name]} messages {name}" for name in bad if findings.counts.get(name)]
-        wrong += [f"{len(findings.damaged)} files or days damaged"] if findings.damaged else []
+        wrong = [f"{output.show_messages(findings.counts[name])} {name}" for name in bad if findings.counts.get(name)]
+        wrong += [f"damaged files or days: {len(findings.damaged)}"] if findings.damaged else []
         raise CommandFailed(f"the archive does not match the topic: {', '.join(wrong)}", code=Exit.FAILED)
 
 

@@ -122,7 +122,7 @@ def run(run: Run, topics: tuple[str, ...], root: Path, *, publish_lineage: bool,
     if publish_lineage:
         from pyspark_plainsong.pipeline.audit.lineage import publish_flows
 
-        run.progress.result(f"{show_count(publish_flows(run, root, manifest))} flows were published to system:lineage")
+        run.progress.result(f"published {counted(publish_flows(run, root, manifest), 'flow')} to system:lineage")
     rows = {name: manifest.rows(name) for name in ("trail", "dead_letters")}
     run.progress.result(
         f"{show_messages(total.messages)} in {counted(total.batches, 'batch')}, {show_count(total.bad)} of them dead letters;"
@@ -151,7 +151,7 @@ def _say_what_would_be(run: Run, topics: tuple[str, ...], root: Path) -> None:
             last = manifest.living({name: life}).through.get(name)
             waiting = client.admin.stats(topic, reader=last or FIRST_BOUND.hex())["reader"]["visible"]
             begin = f"after message {last}" if last else "from the oldest message on"
-            text = f"would add {show_count(waiting)} messages of {topic} to the tables in {root}, {begin}"
+            text = f"would add {show_messages(waiting)} of {topic} to the tables in {root}, {begin}"
             run.progress.result(text, "would", topic=topic, root=str(root), after=last, messages=waiting)
 
 
@@ -473,7 +473,7 @@ def generate(run: Run, messages: int, seed: int, bad: float, topic: str | None, 
     if run.dry_run:
         sample = list(islice(payloads(messages, seed, bad=bad), 3))
         run.progress.result(
-            f"would make {show_count(messages)} messages for {topic or out}, the first of them:",
+            f"would make {show_messages(messages)} for {topic or out}, beginning with:",
             "would",
             messages=messages,
         )
@@ -483,7 +483,7 @@ def generate(run: Run, messages: int, seed: int, bad: float, topic: str | None, 
     made = payloads(messages, seed, bad=bad)
     if topic is not None:
         there = _publish(run, made, topic, f"audit-generate-{seed}-{messages}-{bad}", create, messages)
-        text = f"published {show_count(messages - there)} messages to {topic}"
+        text = f"published {show_messages(messages - there)} to {topic}"
         run.progress.result(
             text + (f"; {show_count(there)} were already there" if there else ""),
             topic=topic,
@@ -495,7 +495,7 @@ def generate(run: Run, messages: int, seed: int, bad: float, topic: str | None, 
     elif out is not None:
         with out.open("wb") as file:
             file.writelines(each + b"\n" for each in _reporting(run, made, messages, str(out)))
-        run.progress.result(f"wrote {show_count(messages)} messages to {out}", out=str(out), messages=messages)
+        run.progress.result(f"wrote {show_messages(messages)} to {out}", out=str(out), messages=messages)
 
 
 def _publish(run: Run, made: Iterator[bytes], topic: str, producer_name: str, create: bool, messages: int) -> int:

@@ -9,7 +9,7 @@ import click
 
 from plainsong.cli.command import CommandFailed, Exit, Verb
 from plainsong.cli.options import Length, Place
-from plainsong.cli.output import show_count
+from plainsong.cli.output import counted, show_count, show_messages
 from pyspark_plainsong.pipeline.job import Run, job_options
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def replay(run: Run, into: str, chunk_rows: int, ttl: int | None, no_originals: 
             plans.save(plan)  # before the first publish: its chunks must not change afterwards
         rows = replaying.follow(run, source, plans, plan, with_originals=not no_originals, ttl_s=ttl, check=hold.check)
     left = "" if rows else ": all of this has been replayed before"
-    text = f"{into}: {show_count(rows)} of {show_count(plan.rows)} messages published{left}"
+    text = f"{into}: {show_count(rows)} of {show_messages(plan.rows)} published{left}"
     run.progress.result(text, "replayed", topic=into, rows=rows, of=plan.rows, producer=plan.producer)
 
 
@@ -158,5 +158,5 @@ def _usage(message: str) -> CommandFailed:
 def _foresee(run: Run, plan: Plan, first: int) -> None:
     rows = sum(chunk.rows for chunk in plan.chunks[first:])
     count = len(plan.chunks) - first
-    text = f"{plan.topic}: would publish {show_count(rows)} messages in {count} chunks as {plan.producer}"
+    text = f"{plan.topic}: would publish {show_messages(rows)} in {counted(count, 'chunk')} as {plan.producer}"
     run.progress.result(text, "foreseen", topic=plan.topic, rows=rows, chunks=count, producer=plan.producer)

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from plainsong.cli.options import show_length, show_time
+from plainsong.protocol.plurals import counted, plural
 from pyspark_plainsong.pipeline.report.facts import MADE_FROM
 from pyspark_plainsong.pipeline.report.text import show_count, tables_of
 
@@ -59,8 +60,8 @@ def page_of(report: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Plainsong: {escape(span)}</title><style>{_CSS}</style></head><body>",
         f"<h1>Plainsong report</h1><p>{escape(span)}, in steps of {show_length(grid.step_ms)}. Made "
-        f"{show_time(report.made_ms)} from {show_count(report.messages)} messages of {escape(topics)}. Times are UTC, by the "
-        "daemon's clock.</p>",
+        f"{show_time(report.made_ms)} from {show_count(report.messages)} {plural('message', report.messages)} of "
+        f"{escape(topics)}. Times are UTC, by the daemon's clock.</p>",
         *_sections(report),
         *_unknown(report.notes),
         "</body></html>",
@@ -99,7 +100,9 @@ def _sections(report: Report) -> list[str]:
 
 def _left_out(report: Report, key: str) -> str:
     left_out = len(report.topics) - MAX_LINES
-    return "" if left_out <= 0 or key == "holds" else f" ({left_out} topics with fewer messages are not drawn)"
+    if left_out <= 0 or key == "holds":
+        return ""
+    return f" (not drawn: {counted(left_out, 'topic')} with fewer messages)"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -22,7 +22,7 @@ _RUNNING: tuple[tuple[str, str], ...] = (
     ("Disk quota exceeded", "raise the quota; the store then reopens by itself"),
     ("Corruption", DAMAGED_HINT),
     ("No such file", "a file of the store is missing: put it back from a copy, or restore a backup"),
-    ("Input/output error", "the disk is failing: check the kernel's log, and have a copy ready"),
+    ("Input/output error", "the disk is failing: check the kernel's log, and keep a backup ready"),
 )
 #: Texts in LevelDB's messages about an unreadable block or table, next to which other rows can be read.
 _UNREADABLE = ("Corruption", "Input/output error", "No such file")

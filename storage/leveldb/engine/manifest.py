@@ -51,7 +51,7 @@ def check_files(rows: Path) -> None:
     if log and not _has_log(rows, log):
         torn = torn_record(manifest)
         if torn is None or not _has_log(rows, newest_log(manifest[:torn])):
-            raise _damaged(rows, f"{log:06d}.log is missing, or {name} has lost its end")
+            raise _damaged(rows, f"{log:06d}.log is missing, or {name} is incomplete")
 
 
 def _has_log(rows: Path, number: int) -> bool:
