@@ -377,7 +377,7 @@ async def test_when_the_disk_is_nearly_full_publishes_are_refused_and_polls_and_
         assert harness.watch.count["falls"] == 0
 
 
-async def test_the_space_guard_sees_the_disk_fill_and_empty_again(nursery, autojump_clock, caplog):
+async def test_the_space_guard_notices_that_the_disk_fills_up_and_has_space_again(nursery, autojump_clock, caplog):
     disk = Disk()
     guard = SpaceGuard(disk, 500)
     assert (guard.low, guard.free_bytes) == (False, 1_000)

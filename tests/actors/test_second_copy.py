@@ -378,7 +378,7 @@ def put_segment(objects, **fields):
     objects.found[log_name(made.epoch, made.number)] = (encode_segment(made), "clone")
 
 
-async def test_the_log_can_be_read_after_a_segment_of_a_clone_whose_last_segment_is_not_there(tmp_path, objects):
+async def test_the_log_can_be_read_after_a_segment_of_a_clone_whose_last_segment_is_missing(tmp_path, objects):
     async with primary(tmp_path / "data", objects, finish=False) as running:
         await running.write(3)
         await running.counted()
@@ -408,9 +408,7 @@ async def test_a_segment_of_another_run_that_does_not_continue_the_epoch_is_dama
     assert (await restored(objects, tmp_path / "before", to_commit=last))[1].end.commit == last
 
 
-async def test_a_directory_whose_commit_has_the_same_rows_as_that_of_the_log_with_other_values_is_refused(
-    tmp_path, objects
-):
+async def test_a_directory_whose_commit_has_the_rows_of_the_log_with_other_values_is_refused(tmp_path, objects):
     async with primary(tmp_path / "data", objects, finish=False) as running:
         await running.write(3)
         await running.counted()
@@ -442,7 +440,7 @@ def segments_of(objects):
     return [found for name, found in objects.found.items() if name.startswith("log/") and is_segment(found[0])]
 
 
-async def test_a_directory_whose_commit_is_not_that_of_the_log_is_refused_though_its_own_run_has_written_it(
+async def test_a_directory_whose_commit_differs_from_the_log_is_refused_although_its_own_run_has_written_it(
     tmp_path, objects
 ):
     async with primary(tmp_path / "data", objects, finish=False) as running:

@@ -650,7 +650,7 @@ async def test_a_take_over_does_not_seal_a_number_that_retention_has_freed(tmp_p
     assert await rows_in(tmp_path / "second") == wanted
 
 
-async def test_without_a_lease_too_a_standby_whose_next_segment_was_removed_begins_with_a_base(tmp_path, objects):
+async def test_a_standby_without_a_lease_whose_next_segment_was_removed_begins_with_a_base(tmp_path, objects):
     objects.can_exchange = False
     async with primary(tmp_path / "data", objects, finish=False) as running:
         await running.write(3)
@@ -851,7 +851,7 @@ async def test_in_sync_mode_a_primary_with_a_standby_acknowledges_logged_commits
         assert not lease.holds
 
 
-async def test_a_standby_that_a_primary_has_not_noticed_takes_over_by_hand_only(tmp_path, objects):
+async def test_a_standby_that_a_primary_has_not_noticed_takes_over_only_by_hand(tmp_path, objects):
     async with primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running:
         await running.write(3)
         await running.counted()

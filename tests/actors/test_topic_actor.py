@@ -479,7 +479,7 @@ async def test_callers_of_a_failed_write_get_an_unknown_outcome(answers, applied
         assert await harness.read() == [*there, b"after"]
 
 
-async def test_callers_of_a_write_that_never_began_are_told_that_nothing_happened(answers, monkeypatch):
+async def test_callers_of_a_write_that_never_began_get_an_error_that_says_nothing_happened(answers, monkeypatch):
     async with actors() as harness:
         await harness.create()
         write = harness.store.write

@@ -54,7 +54,7 @@ async def test_a_document_is_bounded_and_says_how_to_stay_within_the_bound(daemo
 
 
 @pytest.mark.parametrize("listener", ["hot", "application"])
-async def test_a_name_sees_its_topics_and_its_own_permissions(tmp_path, listener):
+async def test_a_caller_gets_its_own_topics_and_permissions(tmp_path, listener):
     async with named(tmp_path, listener=listener) as daemon:
         for topic in ("a", "b"):
             assert (await daemon.ask("operator", "PUT", f"{TOPICS}/{topic}", json={})).status_code == 200

@@ -126,7 +126,7 @@ async def test_a_client_that_joins_a_read_waits_for_its_end_even_if_others_leave
         assert store.begun == SCANS
 
 
-async def test_a_failed_read_fails_for_all_who_wait_and_the_next_one_starts_over(autojump_clock):
+async def test_a_failed_read_fails_for_all_waiting_requests_and_the_next_one_starts_over(autojump_clock):
     async with opened() as (catalogue, store, clients):
         failed_s = []
 

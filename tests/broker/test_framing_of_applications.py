@@ -208,7 +208,7 @@ async def test_an_answer_that_breaks_off_for_a_known_reason_is_logged_without_a_
 
 
 @pytest.mark.parametrize("status", [200, 304])
-async def test_an_answer_without_a_body_may_announce_what_it_would_have(status: int) -> None:
+async def test_an_answer_without_a_body_may_announce_the_length_of_the_body_it_would_have(status: int) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await answer(send, b"", status, [(b"content-length", b"5")])
 

@@ -25,7 +25,7 @@ async def test_an_empty_publish_is_answered_with_id_date_and_length() -> None:
         assert reply.headers["x-request-id"]
 
 
-async def test_a_handler_sees_path_query_headers_and_body() -> None:
+async def test_a_handler_receives_path_query_headers_and_body() -> None:
     async with running() as listener:
         request = post("t%2d1/store?ttl=5", b"\x00\xff", "X-Echo-A: 1", "x-echo-a:  2 ")
         seen = json.loads((await ask(listener, request)).body)
@@ -38,7 +38,7 @@ async def test_a_handler_sees_path_query_headers_and_body() -> None:
         }
 
 
-async def test_the_handler_of_a_transaction_sees_its_id_and_no_topic() -> None:
+async def test_the_handler_of_a_transaction_receives_its_id_and_no_topic() -> None:
     async with running() as listener, await listener.connect() as stream:
         reader = Reader(stream)
         asked = {

@@ -204,7 +204,7 @@ async def test_an_event_stream_that_begins_once_the_lease_is_over_is_refused_and
         await body.aclose()
 
 
-def test_a_large_answer_that_is_complete_stays_as_it_is(leased):
+def test_a_complete_large_answer_stays_unchanged(leased):
     body, found = BodyPieces([b"1", b"2"]), []
     leased.endpoint("poll", lambda request, answered: answered(Answer(200, body)))(Request(PATH, "", {}), found.append)
     assert found[0].body is body

@@ -194,7 +194,7 @@ async def test_a_future_moment_is_refused():
             assert str(START_MS + 1) in answer.json()["detail"]
 
 
-async def test_a_moment_older_than_the_outcomes_is_gone_with_the_earliest_one_in_the_detail():
+async def test_a_moment_before_the_remembered_outcomes_is_refused_with_the_earliest_readable_one_in_the_detail():
     async with in_process(transactions__outcome_retention_s=3600) as daemon:
         await daemon.create()
         transaction = await begin(daemon)

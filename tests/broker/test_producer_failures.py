@@ -369,7 +369,7 @@ async def test_e30_deduplication_switched_off_during_a_load_is_off(store):
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
-async def test_e31_a_topic_without_its_high_water_mark_still_knows_its_producers(store, damage):
+async def test_e31_a_topic_without_its_high_water_mark_still_remembers_its_producers(store, damage):
     async with life_of(store, deduplication__snapshot_entries=2) as daemon:
         for each in range(4):
             await send(daemon, [each])

@@ -85,7 +85,7 @@ async def test_the_last_sequence_id_is_reported_only_when_it_is_durable(daemon):
     assert told == [1]
 
 
-async def test_a_session_opened_while_an_older_publish_is_written_knows_its_outcome(daemon):
+async def test_a_session_opened_while_an_older_publish_is_written_reports_its_outcome(daemon):
     await daemon.create()
     old = (await daemon.call("PUT", f"{PRODUCERS}/p")).json()
     sessions = []

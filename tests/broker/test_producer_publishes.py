@@ -160,7 +160,7 @@ async def test_a_request_without_a_producer_is_answered_as_before(daemon):
     assert said(answer) == (None, None)
 
 
-async def test_a_restarted_daemon_knows_its_producers(daemon):
+async def test_a_restarted_daemon_remembers_its_producers(daemon):
     await daemon.create()
     first = await send(daemon, [0, 1, 2])
     async with in_process(store=daemon.store) as again:

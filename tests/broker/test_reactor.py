@@ -303,7 +303,7 @@ async def test_an_answer_whose_client_has_gone_is_dropped_and_others_are_served(
     assert not caplog.records
 
 
-async def test_a_stop_answers_started_requests_and_no_more():
+async def test_a_stop_answers_only_started_requests():
     async with started(grace_s=PATIENCE_S) as server, await server.connect() as client:
         await client.send_all(post("t/publish", b"one"))
         await server.until_waiting(1)

@@ -23,7 +23,7 @@ BOTH_WAYS = pytest.mark.parametrize("hot", [True, False], ids=["hot", "applicati
 
 
 @BOTH_WAYS
-async def test_answers_are_compressed_for_those_who_take_gzip(hot: bool) -> None:
+async def test_answers_are_compressed_for_clients_that_accept_gzip(hot: bool) -> None:
     async with running(hot=hot) as listener:
         body = bytes(5000)
         packed = await ask(listener, post("t/store", body, "Accept-Encoding: deflate, gzip;q=0.5"))
@@ -40,7 +40,7 @@ async def test_answers_are_compressed_for_those_who_take_gzip(hot: bool) -> None
 
 
 @BOTH_WAYS
-async def test_a_request_knows_its_peer_address(hot: bool) -> None:
+async def test_a_request_has_the_address_of_its_peer(hot: bool) -> None:
     async with running(hot=hot) as listener, await listener.connect() as stream:
         await stream.send_all(post("t/store", b"x"))
         assert (await Reader(stream).reply()).status == 200

@@ -116,7 +116,9 @@ async def test_a_request_that_only_waits_is_dropped_for_one_that_needs_its_room(
 
 
 @BOTH_WAYS
-async def test_bodies_over_the_common_budget_are_told_to_retry(hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_over_the_common_budget_are_refused_with_a_time_to_retry(
+    hot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(budgets, "YIELD_S", 60.0)
     async with running(hot=hot, max_body_bytes=10_000, max_inflight_bytes=20_000) as listener:
         async with await listener.connect() as first, await listener.connect() as second:
@@ -271,7 +273,7 @@ async def test_a_malformed_chunked_body_is_refused_and_nothing_after_it_is_serve
         assert await reader.at_end()
 
 
-async def test_connections_over_the_bound_are_told_to_retry() -> None:
+async def test_connections_over_the_bound_are_refused_with_a_time_to_retry() -> None:
     async with running(max_connections=1) as listener, await listener.connect() as first:
         await first.send_all(post("t/publish"))
         assert (await Reader(first).reply()).status == 200

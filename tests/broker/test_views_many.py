@@ -218,7 +218,7 @@ async def test_expired_messages_do_not_end_a_wait(daemon, nursery):
     assert payloads(answers[0]) == {"a": "y"}
 
 
-async def test_a_thousand_topics_may_be_named_and_no_more(daemon):
+async def test_at_most_a_thousand_topics_may_be_named(daemon):
     found = await many(daemon, {f"t{number:0240}": {"startFrom": "00" * 20} for number in range(1000)})
     assert len(found) == 1000
     topics = {f"t{number}": {} for number in range(1001)}

@@ -219,7 +219,7 @@ async def test_pages_from_the_newest_down_have_every_message_once(daemon, limit)
     assert "".join(seen) == "76543210"
 
 
-async def test_a_text_finds_the_messages_whose_bytes_contain_it(daemon):
+async def test_a_filter_finds_the_messages_whose_payloads_contain_its_text(daemon):
     await daemon.create()
     await daemon.publish("an order", "größe", {"base64": "AG9yZGVy/w=="}, "Order", "")
     found = await look(daemon, filter="order")

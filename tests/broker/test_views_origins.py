@@ -105,7 +105,7 @@ async def test_a_request_that_spans_two_milliseconds_is_found_too(daemon, indexe
 
 
 @FORMS
-async def test_a_first_row_that_is_gone_or_of_another_request_tells_nothing_about_the_others(daemon, indexed):
+async def test_a_first_row_that_is_missing_or_of_another_request_says_nothing_about_the_others(daemon, indexed):
     rows = [*request_of(1, 1, "p", 7), *request_of(1, 3, "q", 1, first=1, indexed=indexed)[1:]]
     await topic_of(daemon, [*rows, (9, 0, MessageRow(b"m"))])
     assert await look(daemon) == [("p", 7, None), NOTHING, NOTHING, NOTHING, NOTHING]

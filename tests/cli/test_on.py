@@ -55,7 +55,7 @@ def position(cli, name):
 # --- commands ----------------------------------------------------------------------------------------
 
 
-def test_each_message_runs_once_in_order_until_there_is_no_more(on, cli, orders):
+def test_the_command_runs_once_for_each_message_in_order_until_the_end(on, cli, orders):
     assert on("--run", "cat", "--once") == ("abc", "")
     assert position(cli, CAT) == orders[-1]
     cli("publish", "orders", "d")

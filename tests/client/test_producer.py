@@ -454,7 +454,7 @@ def test_a_straddling_transaction_stores_nothing(client: Client, topic: str):
     assert numbers(client, topic) == [5, 6, 7]
 
 
-def test_16_mebibytes_fit_into_one_transaction_and_no_more(client: Client, topic: str):
+def test_at_most_16_mebibytes_fit_into_one_transaction(client: Client, topic: str):
     most = [b"x" * (4 << 20)] * 4
     with client.producer(topic, "p") as producer, producer.begin("key") as tx:
         for payload in most:

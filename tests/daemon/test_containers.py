@@ -91,7 +91,7 @@ def test_the_locked_versions_are_all_that_the_wheels_in_the_image_need():
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: each.name)
-def test_the_manifests_have_only_fields_that_kubernetes_knows(manifest, version):
+def test_the_manifests_have_only_fields_that_kubernetes_defines(manifest, version):
     for document in documents(manifest).values():
         kubernetes_validate.validate(document, version, strict=True)
 

@@ -195,7 +195,7 @@ def test_a_front_end_that_is_stopped_ends_with_the_owning_process_and_frees_its_
     assert daemon(FRONT_ENDS, bind=bind).stop() == 0
 
 
-def test_a_front_end_whose_parent_has_ended_already_does_not_begin():
+def test_a_front_end_whose_parent_has_already_ended_does_not_start():
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs:

@@ -144,7 +144,7 @@ async def test_three_owners_in_a_row_leave_their_acknowledged_rows_and_none_of_t
     assert await values(store) == [b"0", b"1", b"2", b"3"]
 
 
-async def test_an_instance_that_claims_again_after_a_failed_write_is_another_owner(store):
+async def test_an_instance_that_claims_again_after_a_failed_write_becomes_a_new_owner(store):
     claim = await store.claim(NAME)
     lost = Lost(store, puts_to("messages"), happens=False)
     with pytest.raises(StoreError):

@@ -44,7 +44,7 @@ async def test_released_topics_are_open_at_their_next_owners_before_the_first_re
     assert await nodes["b"].poll("t1") == []
 
 
-async def test_a_next_owner_that_sees_the_change_later_opens_them_then(nodes):
+async def test_a_next_owner_that_receives_the_change_late_opens_its_topics_then(nodes):
     nodes.move("ns:t1", "a", seen_by="bc")
     async with trio.open_nursery() as nursery:
         handed = trio.Event()

@@ -34,7 +34,7 @@ class Held:
         return await self._replaced()
 
 
-async def test_an_instance_told_to_leave_while_it_joins_never_owns_anything(ensemble):
+async def test_an_instance_that_has_to_leave_while_it_joins_never_owns_anything(ensemble):
     a, seen = member(ensemble, "a"), []
     a.on_change(lambda: seen.append(len(owned(a))))
     async with trio.open_nursery() as nursery:
