@@ -58,7 +58,8 @@ if TYPE_CHECKING:
 UNSENT_BYTES = 64 << 20
 #: For an operator who gives up a copy that the object store has lost.
 LOST_HINT = (
-    "if the object store lost the copy or was set back: plainsong replica leave --without-seal, then a new prefix"
+    "if the object store lost the copy or returned to an earlier state, run plainsong replica leave --without-seal, "
+    "then use a new prefix"
 )
 #: Objects by which a start checks the object store.
 PROBES = "probes"
@@ -209,14 +210,15 @@ class CopyStart:
                 if number <= last:
                     if self._unsent.contradicts(number, commit):
                         raise Foreign(
-                            f"commit {number} of the log is not that of this directory: a clone of it was continued",
+                            f"commit {number} of the log is not the one in this directory: a clone of the directory "
+                            "has continued the log",
                             hint=FOREIGN_HINT,
                         )
                     continue
                 if number == last + 1:
                     await self._store.apply(operations_of(commit))
                 if self._outbox.last != number:
-                    raise DirectoryBehind(f"the log has commit {number}, and this directory ends at {last}")
+                    raise DirectoryBehind(f"the log has commit {number}, but this directory ends at {last}")
 
 
 async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
@@ -264,6 +266,7 @@ async def _end_log(objects: Objects, directory: Path, record: Record) -> None:
 
 def _too_old(place: Place) -> BucketWentBack:
     return BucketWentBack(
-        f"the log after this directory's last state, in epoch {place.epoch}, was removed: the directory is too old",
+        f"the log after this directory's last state, in epoch {place.epoch}, has been removed: the directory is too "
+        "old",
         hint="restore the copy, or make this directory a standby's: plainsong replica rejoin",
     )

@@ -68,7 +68,7 @@ def _give_change(lease: LeaseKeeper, answered: Answered, outcome: Answer | Excep
     if lease.holds or isinstance(outcome, Exception):
         answered(outcome)
     else:
-        answered(OutcomeUnknown(NOT_RENEWED, hint="ask the primary, which may be another one now"))
+        answered(OutcomeUnknown(NOT_RENEWED, hint="ask the primary, which may have changed"))
 
 
 class _LeasedBody:

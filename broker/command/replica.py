@@ -354,7 +354,7 @@ def rejoin(file: Path | None, data_dir: str | None, bind: str | None, sets: tupl
             if record is None:
                 raise StoreUnusable(f"{directory} has no second copy", hint="name the daemon's data directory")
             if record.standby and not record.aside:
-                raise StoreUnusable(f"{directory} is a standby's already", hint="start the daemon")
+                raise StoreUnusable(f"{directory} is already a standby's", hint="start the daemon")
             if config.replication.to:
                 objects = open_objects(config.replication.to, config.replication.timeout_s)
                 trio.run(until_ctrl_c, partial(_check_store, objects, record.store))

@@ -54,8 +54,8 @@ FOREIGN_HINT = (
     "elsewhere and you keep this one, run plainsong replica leave, then use a new prefix"
 )
 LEAVE_HINT = (
-    "start again; if this remains, give this copy up and begin another one: plainsong replica leave (--without-seal if "
-    "it says so), then a new prefix"
+    "start again; if the error remains, give up this copy and begin another one: run plainsong replica leave "
+    "(--without-seal if it says so), then use a new prefix"
 )
 
 
@@ -518,7 +518,7 @@ def take_over(
         if follower is not None and leased and not (yield from _has_lease(run)):
             # Checked only after the log's end was read. A primary that regains its lease stores a segment before it
             # relies on the lease, so the number of that segment, which was free at that time, is taken.
-            raise TakeOverLost("the primary, or another process, has taken the lease since")
+            raise TakeOverLost("the primary or another process has renewed or taken the lease")
         gap = False
         if directory is not None and place.commit is not None:
             last = directory.last

@@ -522,7 +522,7 @@ async def test_a_directory_that_is_too_old_seals_nothing_though_retention_has_le
     assert objects.found[LEASE] == lease
 
 
-async def test_leaving_a_copy_whose_bucket_was_set_back_needs_no_seal(tmp_path, objects):
+async def test_leaving_a_copy_whose_bucket_went_back_in_time_needs_no_seal(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(3)
         await running.counted()

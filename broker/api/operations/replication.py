@@ -120,7 +120,7 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 1)
 
 
-NOT_RENEWED = "the lease in the object store has not been renewed, so a standby may have taken over"
+NOT_RENEWED = "this daemon could not renew its lease in the object store, so a standby may have taken over"
 
 
 def not_leased() -> ReplicationUnavailable:
