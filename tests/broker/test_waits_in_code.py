@@ -24,7 +24,7 @@ WAITS = {
     "actors/pointers.py": ("PointerIndex.no_writes PointerIndex.quiet PointerIndex.wait", "actors/test_held_waits.py"),
     "actors/replica.py": ("RoutedTransactions._follow", "actors/test_transactions_of_instances.py"),
     "actors/scrub.py": ("Scrub.run", "actors/test_scrub.py"),
-    "actors/second_copy.py": ("SecondCopy._make_base SecondCopy._secure SecondCopy._ship SecondCopy.finish SecondCopy.settled", "actors/test_second_copy.py"),
+    "actors/second_copy.py": ("SecondCopy._make_base SecondCopy._secure SecondCopy._ship SecondCopy.finish SecondCopy.settled SecondCopy.until_room", "actors/test_second_copy.py"),
     "actors/standby.py": ("Standby._pause Standby.take_over", "actors/test_standby.py"),
     "actors/tephra.py": ("ForeignTephra.loaded", "actors/test_foreign_tephra.py"),
     "actors/replica_server.py": ("ReplicaServer._change", "actors/test_transactions_of_instances.py"),
