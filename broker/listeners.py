@@ -10,11 +10,13 @@ from broker.front.parent import Answering, serve_front_ends
 from broker.http.budgets import BodyBudget
 from broker.http.server import serve_http
 from broker.reload import Reloads
+from broker.standby import LeasedMethods
 from broker.thrift import THRIFT, GrantedMethods, TephraMethods, serve_thrift
 
 if TYPE_CHECKING:
     import trio
 
+    from actors.lease import LeaseKeeper
     from broker.daemon import Daemon
     from broker.http.reactor import Reactor
     from broker.thrift import Methods
@@ -86,8 +88,13 @@ async def start_thrift(
     stop: trio.Event,
     listeners: trio.Nursery,
     certificates: Certificates | None = None,
+    lease: LeaseKeeper | None = None,
 ) -> list[str]:
-    """Serve Tephra's clients if ``transactions.thrift`` is set; return the addresses. Raises OSError."""
+    """Serve Tephra's clients if ``transactions.thrift`` is set; return the addresses. Raises OSError.
+
+    Args:
+      lease: calls are answered only while it is valid; None: always.
+    """
     config, authority = daemon.config, daemon.authority
     if not config.transactions.thrift or (authority.own is None and authority.routed is None):
         return []
@@ -96,6 +103,8 @@ async def start_thrift(
     guard = daemon.security.guard
     if guard.required:
         methods = GrantedMethods(methods, partial(guard.rights_of, THRIFT), daemon.publishing.owner_of, daemon.audit)
+    if lease is not None:
+        methods = LeasedMethods(methods, lease)
     serving = partial(
         serve_thrift,
         config.transactions.thrift,

@@ -230,7 +230,8 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
                 daemon.attention.sources.append(partial(certificate_findings, certificates))
             async with trio.open_nursery() as listeners:
                 addresses = await listeners.start(partial(serve, daemon, budget, reactor, stop, certificates, reloads))
-                thrift = await start_thrift(daemon, reactor, stop, listeners, certificates)
+                lease = None if copy is None else copy.lease
+                thrift = await start_thrift(daemon, reactor, stop, listeners, certificates, lease)
                 if membership is not None:
                     address = config.cluster.advertise or next(each for each in addresses if not each.startswith(UNIX))
                     await enter(membership, address, stop)

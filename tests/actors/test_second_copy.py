@@ -548,6 +548,10 @@ async def test_neither_a_start_nor_leaving_succeeds_at_a_number_that_retention_h
                     del objects.found[each]
         return found
 
+    async def start():
+        async with primary(older, objects):
+            pass
+
     objects.get = get_once
     with pytest.raises(BucketWentBack, match="too old"):  # noqa: PT012  # one of two statements
         if leaves:

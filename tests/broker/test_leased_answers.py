@@ -15,6 +15,7 @@ from broker.http.route import Endpoint
 from broker.leased import ABOUT_THE_DAEMON, while_leased
 from broker.replication import answer_while_leased
 from plainsong.protocol.errors import OutcomeUnknown, Overloaded, ReplicationUnavailable
+from plainsong.protocol.tephra.rpc import ApplicationError, decode_reply, encode_call
 from tests.storage.replication.objects import MemoryObjects
 
 PERIOD_S = 10.0
@@ -229,3 +230,52 @@ async def test_a_repeated_publish_is_not_acknowledged_from_memory_once_the_lease
         leased.now_s = 0.0
         again = await daemon.call("POST", f"{TOPICS}/t/publish", json=body)
         assert again.json()["duplicate"]
+
+
+class Snapshots:
+    """Methods of the transaction service that answer once they may."""
+
+    def __init__(self):
+        self.asked, self.go_on, self.started = trio.Event(), trio.Event(), []
+
+    def start(self, message, answered):
+        self.started.append((message, answered))
+        return True
+
+    async def answer(self, message, remote=""):
+        self.asked.set()
+        await self.go_on.wait()
+        return b"an answer"
+
+
+@pytest.mark.parametrize("ends", ["before the call", "before the answer", "never"])
+@pytest.mark.parametrize("method", ["getSnapshot", "resetState"])
+async def test_tephras_clients_get_nothing_from_memory_once_the_lease_is_over(leased, nursery, ends, method):
+    methods, found = Snapshots(), []
+    leased_methods, message = LeasedMethods(methods, leased.keeper), encode_call(method, 1)
+    if ends == "before the call":
+        leased.end()
+    else:
+        assert leased_methods.start(message, found.append)
+
+    done = trio.Event()
+
+    async def ask():
+        found.append(await leased_methods.answer(message))
+        done.set()
+
+    nursery.start_soon(ask)
+    if ends == "before the call":
+        assert not leased_methods.start(message, found.append)
+    else:
+        await methods.asked.wait()
+    if ends == "before the answer":
+        leased.end()
+    methods.go_on.set()
+    await done.wait()
+    assert methods.asked.is_set() == (ends != "before the call")
+    if ends == "never" or (ends == "before the answer" and method == "resetState"):
+        assert found == [b"an answer"]
+    else:
+        with pytest.raises(ApplicationError, match="a standby may have taken over"):
+            decode_reply(found[0], method, 1)
