@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Delete, Put, Table, put_one
 from plainsong.protocol.keys import DamagedRow
+from plainsong.protocol.rows import HAS_POINTER
 from storage.leveldb import threads
 from storage.leveldb.metadata import DEAD, ROW, decode_entry, decode_keys
 from storage.leveldb.operations import MarkDead
@@ -20,7 +21,7 @@ from storage.leveldb.shipping import NO_COMMIT
 from storage.replication.segment import Change, Commit, RemovedRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from plainsong.protocol.effects import Operation
     from storage.leveldb.metadata import Changes
@@ -219,6 +220,20 @@ class Unsent:
         found = _metadata_in(commit.changes)
         return any(found.get(key) != value for key, value in _metadata_in(_metadata_of(decode_entry(entry))).items())
 
+    def has_other_values(self, tables: LevelDBTables, number: int, commit: Commit) -> bool:
+        """True if the directory's own commit with this number wrote messages whose present values the log's commit lacks.
+
+        For a thread. Nothing replaces a message, but a rollback turns the sign of its pointer. Raises StoreError.
+        """
+        at = number - self.entries[0][0] if self.entries else -1
+        if not 0 <= at < len(self.entries):
+            return False
+        for table, key, value in _rows_of_commit(commit):
+            here = tables.get(table, key)
+            if here is not None and _unsigned(here) != _unsigned(value):
+                return True
+        return False
+
     def commits(self, tables: LevelDBTables, after: int, time_ms: int) -> list[Commit]:
         """Return the commits after one of them. For a thread, before anything else is written. Raises StoreError.
 
@@ -253,6 +268,25 @@ def _keys_of_commit(commit: Commit) -> set[tuple[Table, bytes]]:
         elif isinstance(change, Change):
             found.add((change.table, change.key))
     return found
+
+
+def _rows_of_commit(commit: Commit) -> Iterator[tuple[Table, bytes, bytes]]:
+    """Yield the messages and payloads that a commit has written."""
+    for change in commit.changes:
+        if isinstance(change, Put):
+            if change.table is not Table.METADATA:
+                for suffix, value in zip(change.suffixes, change.values, strict=True):
+                    yield change.table, change.prefix + suffix, value
+        elif isinstance(change, Change) and change.table is not Table.METADATA and change.value is not None:
+            yield change.table, change.key, change.value
+
+
+def _unsigned(value: bytes) -> bytes:
+    """Return a message's row as it is when its pointer is not rolled back."""
+    if not value or not value[0] & HAS_POINTER:
+        return value
+    pointer = abs(int.from_bytes(value[1:9], "big", signed=True))
+    return value[:1] + pointer.to_bytes(8, "big", signed=True) + value[9:]
 
 
 def _metadata_in(changes: Sequence[Change | RemovedRange | Put]) -> dict[bytes, bytes | None]:

@@ -459,6 +459,30 @@ async def test_a_directory_whose_commit_differs_from_the_log_is_refused_although
     }
 
 
+@pytest.mark.parametrize("is_same", [False, True])
+async def test_a_message_of_the_log_that_has_another_value_than_the_directorys_own_shows_a_clone(
+    tmp_path, objects, is_same
+):
+    own, clones = ([message(77, b"\x01" + (5).to_bytes(8, "big") + value)] for value in (b"mine", b"other"))
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        objects.away = True
+        claim = await running.store.claim(NAME)
+        await running.store.write(own, claim=claim)
+        # Turning the sign of a pointer is no difference.
+        await running.store.write([RollBack(key(77), key(77) + b"\x00", 5)], claim=claim)
+    objects.away = False
+    put_segment(objects, commits=[Commit(1, tuple(own if is_same else clones))])
+    if is_same:
+        async with primary(tmp_path / "data", objects) as running:
+            await running.counted()
+    else:
+        with pytest.raises(Foreign, match=f"commit {running.outbox.last - 1} of the log is not that of this directory"):
+            async with primary(tmp_path / "data", objects):
+                pass
+
+
 async def an_old_directory(tmp_path, objects, keep_s):
     """Return a directory as it was after a kill between its seal and its first segment; the log has gone on since."""
     now, settings = [1_000_000], replace(FAST, keep_s=keep_s)
