@@ -348,7 +348,6 @@ class SecondCopy:
     async def _secure(self) -> None:
         """Return once a segment is stored, with all before it, that begins no earlier than this call."""
         number = self._least_number = self._now.place.number
-        self._yields_until_s = 0.0
         self._woken.set()
         while self._now.logged_place.number <= number:
             await self._progress.wait()

@@ -20,6 +20,7 @@ from plainsong.protocol.effects import RollBack, Table, put_one
 from storage.base import StoreUnusable
 from storage.leveldb import LevelDBStore
 from storage.replication import carry
+from storage.replication.carry import ObjectStoreUnavailable
 from storage.replication.notices import LEASE, decode_lease, decode_seal, log_name
 from storage.replication.outbox import Outbox, commit_of
 from storage.replication.protocol import (
@@ -599,9 +600,10 @@ async def test_retention_of_a_deposed_primary_removes_nothing_of_its_successor(t
         copied_at_once(tmp_path / "data", tmp_path / "copy")
     async with primary(tmp_path / "copy", objects, settings=settings, now_ms=lambda: now[0]) as second:
         second.at = 100
-        await second.write(3)
-        await second.counted()
-        await second.copy._make_base()
+        for _ in range(2):
+            await second.write(3)
+            await second.counted()
+            await second.copy._make_base()
         kept = {name for name in objects.found if name.startswith(f"bases/{second.copy.status.epoch:020}/")}
         now[0] += 1000
         await first.copy._bases.remove_old(newest, partial(first.copy._file.change, first.copy._at_place))
@@ -732,6 +734,44 @@ async def test_without_conditional_replacement_there_is_no_lease_and_the_seal_st
             wanted = await rows_of(running.store)
     assert "lease.json" not in objects.found
     assert (await restored(objects, tmp_path / "new"))[0] == wanted
+
+
+async def test_a_start_repeats_its_look_at_the_bases_while_the_object_store_is_away(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(3)
+        await running.counted()
+    names, failures = objects.names, []
+
+    async def names_later(prefix):
+        if not failures:
+            failures.append(prefix)
+            raise ObjectStoreUnavailable("no answer")
+        return await names(prefix)
+
+    objects.names = names_later
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write()
+        await running.counted()
+    assert failures
+
+
+async def test_after_a_gap_no_segments_are_made_for_the_numbers_of_the_epoch_before(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, max_bytes=3000) as running:
+        for _ in range(5):
+            await running.write()
+            await running.counted()
+        await running.copy._secure()
+        epoch = running.copy.status.epoch
+        objects.away = True
+        await running.write(60)
+        objects.away = False
+        await until(lambda: running.copy.status.epoch > epoch)
+        await running.counted()
+        await running.write()
+        await running.counted()
+        names = [name for name in objects.found if name.startswith(f"log/{running.copy.status.epoch:020}/")]
+        empty = [name for name in names if not decode_segment(objects.found[name][0]).commits]
+        assert len(empty) == 1  # it says the mode
 
 
 async def test_the_manifests_of_bases_are_read_at_once(tmp_path, objects):

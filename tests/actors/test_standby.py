@@ -737,6 +737,26 @@ async def test_a_standby_takes_over_once_the_lease_has_expired(tmp_path, objects
     assert read_record(tmp_path / "second").settle is not None
 
 
+async def test_ids_begin_later_by_the_time_of_a_long_lease_since_the_primary_may_have_acknowledged_for_that_time(
+    tmp_path, objects
+):
+    clock, settings = Clock(), replace(SETTINGS, lease_s=25.0)
+    async with following(tmp_path / "second", objects, settings, clock) as standby:
+        async with primary(tmp_path / "data", objects, settings=replace(LEASED, lease_s=25.0), finish=False) as running:
+            await running.write(3)
+            await running.counted()
+            await has(standby, running.outbox.last)
+            await registered(running, objects, clock)
+        await has_seen_the_lease(standby, objects, clock)
+        ahead_ms = standby._ahead_ms
+        now_ms = standby._steady_ms
+        clock.now_s += 25.0
+        await until(lambda: not read_record(tmp_path / "second").standby)
+    settle = read_record(tmp_path / "second").settle
+    # The standby's wall clock stands still in this test.
+    assert settle.ahead_ms == max(0, ahead_ms + now_ms + 25_000 - 1_000_000) + 25_000
+
+
 async def test_a_standby_reads_the_lease_when_its_time_is_over_and_not_only_at_its_next_regular_look(
     tmp_path, objects, monkeypatch
 ):
