@@ -25,6 +25,7 @@ from actors.lease import boot_s, hold_lease, renews_every_s
 from actors.second_copy import LOOK_EVERY_S
 from actors.settling import settle
 from plainsong.protocol.effects import Put, Table, put_one
+from plainsong.protocol.errors import OutcomeUnknown
 from storage.base import StoreError, StoreUnusable
 from storage.directory import DataDirectory, empty_store, set_aside
 from storage.replication.bases import FORMAT_NAME, decode_format
@@ -166,6 +167,8 @@ class Standby:
         self._by_hand = False
         #: Callers of ``take_over`` that wait for the same attempt.
         self._askers = 0
+        #: True if the attempt by hand, or the last one, has sent a seal.
+        self._has_sealed = False
         self._wake = trio.Event()
         self._decided = trio.Event()
         self._refused = ""
@@ -190,22 +193,30 @@ class Standby:
             automatic=self._caught_up and lease is not None and self._over_s(lease) < inf,
         )
 
-    async def take_over(self) -> int:
+    async def take_over(self, max_wait_s: float = inf) -> int:
         """Take over now, whether or not the primary is alive. Returns the epoch that has begun.
 
         Raises:
-          TakeOverLost: it is not possible now.
+          TakeOverLost: it is not possible now, or not within ``max_wait_s``.
+          OutcomeUnknown: after this time it is not known whether the log is sealed.
         """
         if not self._askers:
             self._by_hand, self._refused, self._decided = True, "", trio.Event()
+            self._has_sealed = False
             self._wake.set()
         self._askers += 1
         try:
-            await self._decided.wait()
+            with trio.move_on_after(max_wait_s) as waiting:
+                await self._decided.wait()
         finally:
             self._askers -= 1
             if not self._askers:
                 self._by_hand = False  # clients that have given up must not depose the primary later
+        if waiting.cancelled_caught:
+            why = self._error or "it has not read the log to its end yet"
+            if self._has_sealed:
+                raise OutcomeUnknown(f"the log may be sealed: {why}", hint="ask the standby for its role")
+            raise TakeOverLost(f"the standby cannot take over now: {why}", hint="nothing is taken over; try again")
         if self._refused:
             raise TakeOverLost(self._refused, hint="plainsong replica status shows how far the standby is")
         return self._place.epoch
@@ -619,14 +630,14 @@ class Standby:
           TakeOverLost: no client waits.
         """
         answer: object = None
-        has_sealed = False
+        self._has_sealed = False
         while True:
             try:
                 request = attempt.send(answer)
             except StopIteration as done:
                 place: Place = done.value
                 return place
-            if isinstance(request, Create | Exchange) and not has_sealed:
+            if isinstance(request, Create | Exchange) and not self._has_sealed:
                 if not self._askers:
                     raise TakeOverLost("the client stopped waiting for the take-over")
                 has_sealed = request.name != LEASE

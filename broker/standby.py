@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from plainsong.protocol.answers.service import TakenOver
 
 log = logging.getLogger(__name__)
+#: The longest time that a request for a take-over waits: shorter than that of the command.
+MAX_TAKE_OVER_S = 45.0
 #: Names the URLs at which clients reach the primary.
 PRIMARY_HEADER = "Plainsong-Primary"
 
@@ -111,8 +113,11 @@ class StandbyRoutes:
     async def take_over(self, request: Request) -> Answer:
         """Make this daemon the primary; answer once the last epoch has ended."""
         request.parameters()
+        if request.waited_ms:
+            # The client has left, so the attempt has ended, or ends with the seal that it has sent.
+            raise OutcomeUnknown("the request ended before the standby had taken over", hint="ask for its role")
         try:
-            taken: TakenOver = {"epoch": await self.standby.take_over()}
+            taken: TakenOver = {"epoch": await self.standby.take_over(MAX_TAKE_OVER_S)}
         except TakeOverLost as error:
             raise Conflict(error.detail, hint=error.hint) from error
         return json_answer(taken)

@@ -160,7 +160,8 @@ def _view(
             answer = await acceptance.decode(route, asked, through.reservation, max_bytes, settings.body_timeout_s)
             if answer is None:
                 answering = partial(answer_of, handler)
-                answer = await _answered(answering, asked, through, reads_only=route.reads_only)
+                ends = route.reads_only or route.ends_with_client
+                answer = await _answered(answering, asked, through, ends_with_client=ends)
             if not isinstance(answer.body, bytes):
                 through.stream = answer.body
                 if request.method == "HEAD":  # a stream may never end
@@ -192,13 +193,13 @@ def _asked(through: Exchange, path: Mapping[str, str]) -> Request:
 
 
 async def _answered(
-    answer: Callable[[Request], Awaitable[Answer]], asked: Request, through: Exchange, *, reads_only: bool
+    answer: Callable[[Request], Awaitable[Answer]], asked: Request, through: Exchange, *, ends_with_client: bool
 ) -> Answer:
-    """Return the answer to a request, which may wait for something if it only reads.
+    """Return the answer to a request, which may wait for something if it ends when the client leaves.
 
     A half-closed client is answered without further waiting; a request whose room is needed for others is refused.
     """
-    if not reads_only:
+    if not ends_with_client:
         return await answer(asked)
     held = through.reservation
     with trio.CancelScope() as waiting, through.sending_end.telling(waiting.cancel):
@@ -278,7 +279,7 @@ def hot_view(endpoint: Endpoint, settings: HttpConfig, acceptance: Acceptance) -
         answer = await acceptance.decode(route, asked, held, max_bytes, settings.body_timeout_s)
         if answer is None:
             answering = partial(respond, handler, gzip_min_bytes=settings.gzip_min_bytes)
-            answer = await _answered(answering, asked, through, reads_only=route.reads_only)
+            answer = await _answered(answering, asked, through, ends_with_client=route.reads_only)
         return as_response(await admitted(answer, through.room, only_looks=route.reads_only))
 
     return view

@@ -69,6 +69,9 @@ class Route(Generic[S]):
     """None: any instance answers."""
     reads_only: bool = False
     """True if answering changes nothing, so that the request may be repeated elsewhere; always true for GET."""
+    ends_with_client: bool = False
+    """True if its handler is cancelled when the client leaves, like one that only reads. It is then called again with
+    ``Request.waited_ms``, and answers at once. Not for hot routes."""
     hot: bool = False
     """True if the listener calls its handler without the application; its requests are traced."""
     quick: bool = False

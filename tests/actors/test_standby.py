@@ -18,6 +18,7 @@ from actors.settings import ReplicationConfig
 from actors.settling import settle
 from actors.standby import LATE_S, Standby, settle_alone
 from plainsong.protocol.effects import Put, RollBack, Table
+from plainsong.protocol.errors import OutcomeUnknown
 from storage.base import StoreError, StoreUnusable
 from storage.leveldb import LevelDBStore
 from storage.leveldb.commit import Committer
@@ -1423,6 +1424,42 @@ async def test_a_take_over_whose_client_has_given_up_is_not_retried(tmp_path, ob
                 await running.counted()
                 await has(standby, running.outbox.last)  # it follows, and is no primary
             nursery.cancel_scope.cancel()
+
+
+async def test_a_take_over_that_the_object_store_does_not_allow_in_time_is_refused_with_the_reason(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(5)
+        await running.counted()
+        async with following(tmp_path / "second", objects) as standby:
+            await has(standby, running.outbox.last)
+            objects.away = True
+            await until(lambda: standby.status.error)
+            with pytest.raises(TakeOverLost, match=standby.status.error):
+                await standby.take_over(0.05)
+            objects.away = False
+            await running.write(5)
+            await running.counted()
+            await has(standby, running.outbox.last)  # it follows, and is no primary
+
+
+async def test_a_take_over_that_has_sent_its_seal_says_that_its_outcome_is_not_known(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(5)
+        await running.counted()
+    create, sent = objects.create, trio.Event()
+
+    async def unanswered(name, data):
+        if not (sent.is_set() or is_segment(data)):
+            sent.set()
+            await trio.sleep_forever()
+        return await create(name, data)
+
+    async with following(tmp_path / "second", objects) as standby:
+        await has(standby, running.outbox.last)
+        objects.create = unanswered
+        with pytest.raises(OutcomeUnknown):
+            await standby.take_over(0.5)
+        assert sent.is_set()
 
 
 async def test_a_take_over_whose_client_left_while_the_object_store_was_unavailable_deposes_no_primary(

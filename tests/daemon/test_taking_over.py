@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -519,6 +520,27 @@ def test_leaving_right_after_a_take_over_applies_the_rules_of_a_restore_first(si
         with pytest.raises(PlainsongError):
             client.transactions.commit(transaction)
         assert values(client) == []
+
+
+def test_a_take_over_whose_command_has_ended_while_the_object_store_was_away_deposes_no_primary(tmp_path, place):
+    url, environ = place
+    with S3Proxy(environ) as proxy:
+        cut_off, site = (Site(tmp_path, (url, each), *BY_HAND) for each in (proxy.environment, environ))
+        with site.daemon("a"), cut_off.standby("b"), site.client("a") as client:
+            client.create_topic("orders")
+            eventually("the standby follows", lambda: follows(cut_off.url("b"), site.url("a")))
+            proxy.cut_off()
+            with socket.create_connection(("127.0.0.1", cut_off.ports["b"])) as asking:
+                asking.sendall(
+                    b"POST /v1/replication/takeover HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+                )
+                eventually("the standby notices", lambda: state(cut_off.url("b"))["error"])
+            proxy.restore()
+            client.publish("orders", [b"1"])
+            eventually("everything counts", lambda: all_counts(site.url("a")))
+            eventually("the standby follows", lambda: follows(cut_off.url("b"), site.url("a")))
+            assert state(cut_off.url("b"))["role"] == "standby"
+            client.publish("orders", [b"2"])
 
 
 def test_a_primary_that_was_cut_off_while_a_copy_of_its_directory_took_over_ends_and_names_what_it_alone_has(
