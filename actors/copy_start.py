@@ -195,6 +195,12 @@ class CopyStart:
         if is_over:
             raise calls.ended(_too_old(place))
 
+    async def _differs(self, number: int, commit: Commit) -> bool:
+        unsent = self._unsent
+        return unsent.contradicts(number, commit) or await self._store.run_reader(
+            lambda tables: unsent.has_other_values(tables, number, commit)
+        )
+
     async def _apply(self, segments: Sequence[Segment]) -> None:
         """Write what the log has and the directory lacks: after a power cut, or in an earlier state of the disk.
 
@@ -208,7 +214,7 @@ class CopyStart:
             for number, commit in enumerate(segment.commits, segment.first):
                 last = self._outbox.last
                 if number <= last:
-                    if self._unsent.contradicts(number, commit):
+                    if await self._differs(number, commit):
                         raise Foreign(
                             f"commit {number} of the log is not the one in this directory: a clone of the directory "
                             "has continued the log",

@@ -640,7 +640,7 @@ class Standby:
             if isinstance(request, Create | Exchange) and not self._has_sealed:
                 if not self._askers:
                     raise TakeOverLost("the client stopped waiting for the take-over")
-                has_sealed = request.name != LEASE
+                self._has_sealed = request.name != LEASE
             answer = yield request
 
     def _refuse(self, why: str) -> None:

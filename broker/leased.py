@@ -9,16 +9,20 @@ from broker.api.operations.replication import NOT_RENEWED, not_leased
 from broker.http.handlers import RequestCancelled
 from broker.http.messages import Answer, BodyPieces
 from broker.http.route import Endpoint
+from broker.thrift import failure
 from plainsong.protocol.errors import OutcomeUnknown
+from plainsong.protocol.tephra.rpc import RefusedCall, decode_call, encode_failure
+from storage.threaded import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from actors.lease import LeaseKeeper
     from broker.http.budgets import Reservation
     from broker.http.messages import Answered, Begin, BodyStream, Conversation, Handler, Request
     from broker.http.route import Route
     from broker.security.identity import Identity
+    from broker.thrift import Methods
 
 #: Routes about this daemon and its directory, which it answers without a lease, and those that read a backup whose moment
 #: was within the lease. All others are about the store, which another primary may have changed.
@@ -102,3 +106,33 @@ def begins_while_leased(begin: Begin, lease: LeaseKeeper) -> Begin:
         return begin(namespace, topic, request_id, room, who)
 
     return begun
+
+
+#: Tephra's methods that change nothing, and are answered from memory.
+_TEPHRA_READS = ("getSnapshot", "invalidTxSize", "status")
+
+
+class LeasedMethods:
+    """Refuses the calls of Tephra's clients in the same way."""
+
+    def __init__(self, methods: Methods, lease: LeaseKeeper) -> None:
+        self._methods = methods
+        self._lease = lease
+
+    def start(self, message: bytes, answered: Callable[[bytes], object]) -> bool:
+        """See ``Methods.start``."""
+        return self._lease.is_current and self._methods.start(message, answered)
+
+    async def answer(self, message: bytes, remote: str = "") -> bytes:
+        """See ``Methods.answer``."""
+        is_made = self._lease.is_current
+        if is_made:
+            found = await self._methods.answer(message, remote)
+            if self._lease.is_current:
+                return found
+        try:
+            call = await in_thread(decode_call, message)
+        except RefusedCall as refused:
+            return encode_failure(refused.call, refused.number, refused.message)
+        # The service has answered a change only if it may acknowledge it.
+        return found if is_made and call.method not in _TEPHRA_READS else failure(call, NOT_RENEWED)

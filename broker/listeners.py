@@ -9,8 +9,8 @@ from broker.cluster.transactions import RoutedTephraMethods
 from broker.front.parent import Answering, serve_front_ends
 from broker.http.budgets import BodyBudget
 from broker.http.server import serve_http
+from broker.leased import LeasedMethods
 from broker.reload import Reloads
-from broker.standby import LeasedMethods
 from broker.thrift import THRIFT, GrantedMethods, TephraMethods, serve_thrift
 
 if TYPE_CHECKING:

@@ -30,17 +30,14 @@ from broker.logs import AccessLog
 from broker.metrics import VARY_ACCEPT, Metrics
 from broker.replication import open_objects
 from broker.security.setup import build_security
-from broker.thrift import failure
 from broker.tls import certificates_of
-from plainsong.protocol.errors import Conflict
+from plainsong.protocol.errors import Conflict, OutcomeUnknown
 from plainsong.protocol.errors import Standby as StandbyRefusal
-from plainsong.protocol.tephra.rpc import RefusedCall, decode_call, encode_failure
 from plainsong.protocol.version import VERSION
 from storage.clock import now_ms
 from storage.leveldb import LevelDBOptions, LevelDBStore
 from storage.replication.protocol import TakeOverLost
 from storage.replication.segment import mode_name
-from storage.threaded import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

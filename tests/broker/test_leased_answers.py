@@ -12,7 +12,7 @@ from broker.api.routes import ROUTES
 from broker.http.handlers import RequestCancelled
 from broker.http.messages import Answer, BodyPieces, Request
 from broker.http.route import Endpoint
-from broker.leased import ABOUT_THE_DAEMON, while_leased
+from broker.leased import ABOUT_THE_DAEMON, LeasedMethods, while_leased
 from broker.replication import answer_while_leased
 from plainsong.protocol.errors import OutcomeUnknown, Overloaded, ReplicationUnavailable
 from plainsong.protocol.tephra.rpc import ApplicationError, decode_reply, encode_call

@@ -490,7 +490,7 @@ def test_a_standby_seals_only_while_the_lease_is_its_own(lost_to):
     steps = protocol.take_over(RUN, place, known=3, follower=protocol.Follower(held))
     answers = [protocol.Fetched(encode_lease(held), "tag"), protocol.Verdict.DONE, [None]]
     assert answered(steps, *answers) == protocol.Get(LEASE)
-    with pytest.raises(protocol.TakeOverLost, match="has taken the lease"):
+    with pytest.raises(protocol.TakeOverLost, match="renewed or taken the lease"):
         steps.send(protocol.Fetched(encode_lease(lost_to), "new"))
     steps = protocol.take_over(RUN, place, known=3, follower=protocol.Follower(held))
     mine = protocol.Fetched(encode_lease(Lease(4, RUN)), "new")
