@@ -16,6 +16,8 @@ from typing import Any
 from storage.replication.segment import RUN_BYTES, DamagedLog
 
 LEASE = "lease.json"
+#: The highest epoch, time or count. A larger one is damage: nobody could count on from it.
+MAX_NUMBER = 1 << 62
 
 
 def log_name(epoch: int, number: int) -> str:
@@ -107,8 +109,9 @@ def decode_seal(data: bytes) -> EpochSeal:
     """Decode a seal. Raises DamagedLog."""
     found = _parsed(data, "seal")
     following, clean, gap = found.get("next"), found.get("clean"), found.get("gap")
-    if found.get("seal") is not True or type(following) is not int or type(clean) is not bool or type(gap) is not bool:
-        raise DamagedLog("a seal lacks a field, or a field has the wrong type")
+    if found.get("seal") is not True or not _is_number(following) or type(clean) is not bool or type(gap) is not bool:
+        raise DamagedLog("a seal lacks a field, or a field has the wrong type or is out of range")
+    assert isinstance(following, int)
     return EpochSeal(following, _run(found, "seal"), clean, gap, str(found.get("holder", "")))
 
 
@@ -142,7 +145,7 @@ def decode_lease(data: bytes) -> Lease:
     A primary of a version without registrations is guarded whenever it allows a standby.
     """
     found = _parsed(data, "lease")
-    if type(found.get("epoch")) is not int:
+    if not _is_number(found.get("epoch")):
         raise DamagedLog("the lease has no epoch")
     run, counted, clock_ms = _run(found, "lease"), found.get("counted"), found.get("clockMs")
     guarded = bool(found.get("allowsStandby", True))
@@ -154,20 +157,32 @@ def decode_lease(data: bytes) -> Lease:
             str(found.get("holder", "")),
             # They are sent in a header, so other characters are refused.
             tuple(url for url in map(str, found.get("urls", ())) if url.isascii() and url.isprintable()),
-            int(found.get("renewed", 0)),
-            None if counted is None else int(counted),
-            int(found.get("periodMs", 0)),
+            _number(found.get("renewed", 0)),
+            None if counted is None else _number(counted),
+            _number(found.get("periodMs", 0)),
             standbys is not None and (guarded or "standbys" in found),
             bool(found.get("released", False)),
             guarded,
             tuple(
-                Registration(name, int(each["beat"]), str(each["holder"]), int(each["commit"]))
+                Registration(name, _number(each["beat"]), str(each["holder"]), _number(each["commit"]))
                 for name, each in sorted((standbys or {}).items())
             ),
-            None if clock_ms is None else int(clock_ms),
+            None if clock_ms is None else _number(clock_ms),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DamagedLog("a field of the lease has the wrong type") from error
+        raise DamagedLog("a field of the lease has the wrong type, or is out of range") from error
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_NUMBER
+
+
+def _number(value: object) -> int:
+    """Return a number that can be counted on from. Raises ValueError."""
+    if not _is_number(value):
+        raise ValueError(f"{value!r:.40} is no number from 0 to {MAX_NUMBER}")
+    assert isinstance(value, int)
+    return value
 
 
 def _canonical(value: dict[str, Any]) -> bytes:

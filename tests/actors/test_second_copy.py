@@ -479,7 +479,9 @@ async def test_a_message_of_the_log_that_has_another_value_than_the_directorys_o
         async with primary(tmp_path / "data", objects) as running:
             await running.counted()
     else:
-        with pytest.raises(Foreign, match=f"commit {running.outbox.last - 1} of the log is not that of this directory"):
+        with pytest.raises(
+            Foreign, match=f"commit {running.outbox.last - 1} of the log is not the one in this directory"
+        ):
             async with primary(tmp_path / "data", objects):
                 pass
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storage.replication import answers, protocol
 from storage.replication.notices import (
     LEASE,
+    MAX_NUMBER,
     EpochSeal,
     Lease,
     Registration,
     decode_lease,
+    decode_seal,
     encode_lease,
     encode_seal,
     log_name,
@@ -526,3 +531,23 @@ def test_objects_are_read_ahead_up_to_one_that_is_missing_or_cannot_be_read():
 def test_a_seal_that_names_no_later_epoch_is_damage():
     with pytest.raises(DamagedLog, match="names epoch 3"):
         protocol.after(protocol.Place(3, 5, digest(b"x"), 40), encode_seal(EpochSeal(3, RUN)))
+
+
+NUMBERS = st.integers() | st.floats() | st.booleans() | st.none() | st.text(max_size=3)
+LEASE_FIELDS = ("epoch", "renewed", "counted", "clockMs", "periodMs")
+
+
+@given(
+    field=st.sampled_from(LEASE_FIELDS), value=NUMBERS | st.lists(NUMBERS, max_size=2), beat=NUMBERS, following=NUMBERS
+)
+def test_numbers_of_a_lease_and_of_a_seal_are_in_range_or_damage(field, value, beat, following):
+    fields = json.loads(encode_lease(Lease(3, RUN))) | {field: value}
+    standby = {"standbys": {"one": {"beat": beat, "holder": "", "commit": 1}}}
+    for found in (fields, fields | standby):
+        with suppress(DamagedLog):
+            lease = decode_lease(json.dumps(found).encode())
+            numbers = (lease.epoch, lease.renewed, lease.counted or 0, lease.clock_ms or 0, lease.period_ms)
+            assert all(0 <= number <= MAX_NUMBER for number in (*numbers, *(each.beat for each in lease.standbys)))
+    seal = {"seal": True, "next": following, "run": RUN.hex(), "clean": True, "gap": False, "holder": ""}
+    with suppress(DamagedLog):
+        assert 0 <= decode_seal(json.dumps(seal).encode()).next <= MAX_NUMBER
