@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import trio
 from actors_in_process import START_MS
 from daemon_in_process import LIFETIME_MS, Cut, OneClock, daemon
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pointers_in_process import publish, store
 from trio.testing import MockClock
@@ -254,7 +254,6 @@ def one_writer_a_slot(actions):
 
 
 @given(st.lists(STEPS, min_size=4, max_size=14))
-@settings(max_examples=100)
 def test_no_schedule_shows_an_uncommitted_message_or_loses_a_committed_one(steps):
     async def run():
         clock = OneClock()

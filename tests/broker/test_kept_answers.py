@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import trio
 from broker_in_process import TOPICS, in_process
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from started_polls import AVRO_TYPE, FRAMES, JSON_TYPE, NAME, POINTERS, answered, asked, same, started
 
@@ -409,7 +409,6 @@ QUESTIONS = st.lists(
 
 
 @given(QUESTIONS, st.lists(ACTIONS, max_size=30))
-@settings(max_examples=150)
 def test_repeated_polls_return_the_current_messages_whatever_happens_to_the_topic(questions, actions):
     async def run():
         async with in_process() as daemon:

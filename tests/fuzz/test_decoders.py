@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.decoders import BY_NAME, Decoder
 
-USUAL = 100
+USUAL = 50
 #: Number of random inputs without hypothesis, which takes ten times as long for each.
 MANY = 1_000
 LONG = 1_000_000

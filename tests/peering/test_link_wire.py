@@ -89,7 +89,6 @@ def test_any_bytes_end_the_serving_side_cleanly(data):
     (FrameKind.CANCEL, 3), (FrameKind.CANCEL, 4), (FrameKind.CREDIT, 4, 10), (FrameKind.PING, 0), (FrameKind.PONG, 0), (FrameKind.CANCEL, 99),
     (FrameKind.LEAVING, 0), (FrameKind.ANSWER, 1, None, b""), (FrameKind.CREDIT, 4, "x"),
 ]), max_size=12))  # fmt: skip
-@settings(max_examples=100)
 def test_frames_in_any_order_end_the_serving_side_cleanly(frames):
     async def main() -> None:
         await served(PREFACE + b"".join(frame(*each) for each in frames))

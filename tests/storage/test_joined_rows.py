@@ -7,7 +7,7 @@ from random import Random
 
 import plyvel
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.reading import walk_rows
@@ -114,7 +114,6 @@ RUNS = st.lists(
     largest=st.sampled_from([0, 1, 40, 6000]),
     random=st.randoms(),
 )
-@settings(max_examples=150)
 def test_lists_have_the_rows_of_a_range_in_order_and_joined_rows_are_plain(
     opened, runs, bounds, first, largest, random
 ):

@@ -11,7 +11,7 @@ from random import Random
 
 import plyvel
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.leveldb.engine.log_format import BLOCK_BYTES, HEADER
@@ -107,7 +107,6 @@ def test_any_sectors_of_a_last_commit_may_be_missing_that_continues_in_another_b
     share=st.sampled_from([0.01, 0.1, 0.5, 0.9, 0.99]),
     run=st.integers(1, 80),
 )
-@settings(max_examples=150, deadline=None)
 def test_any_sectors_of_a_last_commit_that_spans_several_blocks_may_be_missing(at, size, seed, share, run):
     log = Log(at, size)
     random = Random(seed)

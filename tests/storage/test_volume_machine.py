@@ -250,7 +250,7 @@ def packs_of(rows: int) -> Iterator[None]:
 
 
 @given(steps=st.lists(step, max_size=40), rows=st.sampled_from([0, 1, 3, 100]))
-@settings(max_examples=60)
+@settings(max_examples=30 if settings.get_current_profile_name() == "house" else 600)  # each makes dozens of syncs
 def test_volumes_always_have_what_the_store_in_memory_has(steps, rows):
     async def run() -> None:
         with tempfile.TemporaryDirectory() as home:
