@@ -200,7 +200,7 @@ class Identity:
             return False
         if session.last_sequence_id > self.sequence_id:
             raise NotPublished(
-                f"{won.rows} rows for topic {won.topic} were not published: it has save {session.last_sequence_id} of "
+                f"{_rows_for(won)} not published: it has save {session.last_sequence_id} of "
                 f"producer {self.producer}, and save {self.sequence_id} is not among the last it remembers; use a "
                 "sequenceId above all earlier ones"
             )
@@ -222,7 +222,7 @@ class Identity:
         else:
             return
         raise CheckpointRewound(
-            f"{won.rows} rows for topic {won.topic} were not published: they are micro-batch {own.number} of producer "
+            f"{_rows_for(won)} not published: this is micro-batch {own.number} of producer "
             f"{self.producer}, and the topic has {found}; was the checkpoint restored from an older copy, or is it new "
             "under an old producerName? Restore the newest checkpoint, or start from a new one without producerName "
             "(its input is then published again)"
@@ -272,7 +272,7 @@ class Identity:
             if error.outcome == "not-applied":
                 raise self._not_published(won, error) from error
             raise OutcomeUnknown(
-                f"it is not known whether topic {won.topic} has the {won.rows} rows, "
+                f"it is not known whether topic {won.topic} has the {show_rows(won.rows)}, "
                 f"since its deduplication is off: {error}"
             ) from error
         return True
@@ -283,7 +283,7 @@ class Identity:
             complete = self.is_complete(calls, won)
         except BrokerError as silence:
             raise OutcomeUnknown(
-                f"it is not known whether topic {won.topic} has the {won.rows} rows: {error}; then: {silence}. "
+                f"it is not known whether topic {won.topic} has the {show_rows(won.rows)}: {error}; then: {silence}. "
                 f"The topic remembers them as producer {self.producer}, sequence id {self.sequence_id}"
             ) from error
         if not complete:
@@ -300,11 +300,18 @@ class Identity:
                 "memoryDays, or delete the producers of queries that are done"
             )
         elif self.memory_s is not None and "retention" in error.detail:
-            why += (
-                f"; {self.memory_s // 86400} days of memory were requested: lower memoryDays, or raise the "
-                "daemon's limit"
-            )
-        return NotPublished(f"{won.rows} rows for topic {won.topic} were not published: {why}")
+            why += f"; memoryDays {self.memory_s // 86400} was requested: lower it, or raise the daemon's limit"
+        return NotPublished(f"{_rows_for(won)} not published: {why}")
+
+
+def show_rows(count: int) -> str:
+    """``1 row``, ``12 rows``."""
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def _rows_for(won: Winners) -> str:
+    """The beginning of a sentence."""
+    return f"{show_rows(won.rows)} for topic {won.topic} {'was' if won.rows == 1 else 'were'}"
 
 
 def publish_under(calls: Calls, won: Winners, pointer: int) -> None:
@@ -316,7 +323,7 @@ def publish_under(calls: Calls, won: Winners, pointer: int) -> None:
     try:
         calls.publish_under(won.topic, pointer=pointer, segments=won.segments, generation=won.generation)
     except BrokerError as error:
-        rows = f"the {won.rows} rows under write pointer {pointer}"
+        rows = f"the {show_rows(won.rows)} under write pointer {pointer}"
         if error.outcome == "not-applied":
-            raise NotPublished(f"{rows} were not published in topic {won.topic}: {error}") from error
+            raise NotPublished(f"topic {won.topic} did not get {rows}: {error}") from error
         raise OutcomeUnknown(f"it is not known whether topic {won.topic} has {rows}: {error}") from error

@@ -204,7 +204,9 @@ class Losses:
 
     def set_aside(self, topic: str, rows: int) -> None:
         """Warn about skipped damaged rows. It is no loss: an operator set them aside so that readers skip them."""
-        self._warn(f"skipped {rows} damaged rows of topic {self._namespace}:{topic} that an operator has set aside")
+        self._warn(
+            f"skipped {rows} damaged {'row' if rows == 1 else 'rows'} of topic {self._namespace}:{topic} that an operator has set aside"
+        )
 
     def _lost(self, what: str) -> None:
         if self._fail:

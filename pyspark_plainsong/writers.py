@@ -19,6 +19,7 @@ from pyspark_plainsong.publishing import (
     Winners,
     check_order,
     publish_under,
+    show_rows,
     winners,
 )
 from pyspark_plainsong.staging import Staging
@@ -122,11 +123,11 @@ class BatchWriter(DataSourceArrowWriter):
             publish_under(calls, won, self._pointer)
         elif not self._identity.publish(calls, won):
             LOG.warning(
-                "topic %s has save %d of producer %s already: these %d rows are not stored again",
+                "topic %s has save %d of producer %s already, and does not store its %s again",
                 won.topic,
                 self._identity.sequence_id,
                 self._identity.producer,
-                won.rows,
+                show_rows(won.rows),
             )
 
     @staticmethod
@@ -201,11 +202,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
             for each in won:
                 if not identity.publish(calls, each):
                     LOG.warning(
-                        "topic %s has micro-batch %d of producer %s already: its %d rows are not stored again",
+                        "topic %s has micro-batch %d of producer %s already, and does not store its %s again",
                         each.topic,
                         batchId,
                         producer,
-                        each.rows,
+                        show_rows(each.rows),
                     )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's own name

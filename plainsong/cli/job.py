@@ -29,7 +29,7 @@ from plainsong.cli.command import CommandFailed, Exit, exit_of, json_option
 from plainsong.cli.connection import Where, where_options
 from plainsong.cli.job_metrics import JobMetrics
 from plainsong.cli.options import show_length
-from plainsong.cli.output import echo_json, show_count, show_rate
+from plainsong.cli.output import echo_json, plural, show_count, show_rate
 from plainsong.protocol.errors import PlainsongError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class JobProgress:
             parts = [what] if what else []
             parts += [f"batch {batch}"] if batch is not None else []
             parts += [
-                f"{show_count(rows, grouped=True)} rows"
+                f"{show_count(rows, grouped=True)} {plural('row', rows)}"
                 + (f" of {show_count(of, grouped=True)}" if of is not None else "")
             ]
             parts += [show_rate(rate, grouped=True)]

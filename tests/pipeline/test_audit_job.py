@@ -279,7 +279,7 @@ def test_output_for_people_is_tables(root):
     assert lines[0].split() == ["program", "dataset", "reads", "writes", "unknowns", "first", "seen", "last", "seen"]
     assert len(lines) == 4
     assert "…" not in done.stdout, "no terminal is there that would be too narrow"
-    assert done.stderr == "warning: only 3 rows are shown; there may be more\n"
+    assert done.stderr == "warning: only 3 rows shown; there may be more\n"
 
 
 def test_missing_and_invalid_input_is_reported(said, tmp_path):

@@ -223,7 +223,7 @@ def test_attributes_too_large_for_the_original_ids_are_refused_before_anything_i
     words = ["large", "--root", root, "--into", "again", "--chunk-rows", "1", "--url", url_of(daemon), "-n", source]
     assert run_program(replay, words, "replay") == Exit.USAGE
     said = capsys.readouterr().err
-    assert "1 rows would have more than 4096 bytes of attributes with originalId" in said
+    assert "1 row would have more than 4096 bytes of attributes with originalId" in said
     assert "--no-originals" in said
     assert told(client.read("again")) == []
     assert run_program(replay, [*words, "--no-originals"], "replay") == 0
@@ -299,7 +299,7 @@ def test_rows_without_an_order_or_a_payload_are_refused(spark, run, tmp_path):
     rows = spark.range(4).selectExpr("id % 2 AS same", "id", "if(id = 3, NULL, cast(id AS STRING)) AS payload")
     path = str(tmp_path / "rows.parquet")
     rows.write.parquet(path)
-    for where, key, says in (("id < 3", "same", "does not order them"), ("true", "id", "1 rows have no payload")):
+    for where, key, says in (("id < 3", "same", "does not order them"), ("true", "id", "no payload in 1 row")):
         other = f"{path}-{key}"
         spark.read.parquet(path).where(where).write.parquet(other)
         source = parquet_source(spark, other, key)

@@ -215,7 +215,9 @@ def test_under_a_user_chosen_name_a_new_checkpoint_is_refused_instead_of_skipped
     writer = StreamWriter(WriteOptions.parse(options, streaming=True), schema, overwrite=False)
     rows = [TaskStored(0, "segment", {topic: Stored(7, 1)})]
     writer.commit(rows, FILES - 1)
-    assert f"topic {topic} has micro-batch 2 of producer mine already: its 7 rows are not stored again" in caplog.text
+    assert (
+        f"topic {topic} has micro-batch 2 of producer mine already, and does not store its 7 rows again" in caplog.text
+    )
     with pytest.raises(CheckpointRewound, match="without producerName"):
         writer.commit(rows, 0)
     assert "producerName=mine replaces the query's id" in caplog.text
@@ -255,7 +257,7 @@ def test_a_shorter_retention_of_the_daemon_is_reported(run, tmp_path) -> None:
     with Daemon(tmp_path / "data", *limits) as daemon:
         topics = Topics("http://{}:{}".format(*daemon.address))
         topic = topics.create("short")
-        with pytest.raises(StreamingQueryException, match="90 days of memory were requested: lower memoryDays"):
+        with pytest.raises(StreamingQueryException, match="memoryDays 90 was requested: lower it"):
             run(topics.options(topic))
         assert topics.counted(topic) == Counter()
         run(topics.options(topic, memoryDays=1))

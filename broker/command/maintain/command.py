@@ -13,7 +13,7 @@ from plainsong.cli.command import CommandFailed, Exit, Verb
 from plainsong.cli.job import JobRun, job_options
 from plainsong.cli.maintenance import store_kind
 from plainsong.cli.options import chosen, show_length, show_time
-from plainsong.cli.output import show_count
+from plainsong.cli.output import counted, show_count
 from plainsong.protocol.errors import GenerationChanged, TopicNotFound, TransactionsUnavailable
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _clean(
     totals = clean(run, client, gateways(thrift), table_prefix, plans, parts, tls=tls)
     removed, before, after = (sum(each) for each in zip(*totals.values(), strict=True)) if totals else (0, 0, 0)
     run.progress.result(
-        f"Removed {removed} rows. HBase had {before} rows in these ranges, and has {after}.",
+        f"Removed {counted(removed, 'row')}. HBase had {counted(before, 'row')} in these ranges, and has {after}.",
         "cleaned",
         store="hbase",
         removedRows=removed,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pyspark.sql import functions as sf
 
 from plainsong.cli.command import CommandFailed, Exit
+from plainsong.cli.output import counted
 from pyspark_plainsong.pipeline.archive.layout import Range
 from pyspark_plainsong.pipeline.archive.reading import SCHEMA
 from pyspark_plainsong.pipeline.files import literal
@@ -99,7 +100,7 @@ def parse_manifest(text: bytes, folder: str) -> Manifest:
             raise _bad(folder, f"it is of version {fields['version']}, this program reads {VERSION}")
         is_batch = fields["kind"] == "batch"
         if fields["count"] and not fields["files"]:
-            raise _bad(folder, f"it has {fields['count']} rows in no files")
+            raise _bad(folder, f"it has {counted(fields['count'], 'row')} in no files")
         return Manifest(
             kind="batch" if is_batch else "day",
             namespace=fields["namespace"],
@@ -253,7 +254,7 @@ def altered(files: Files, entries: Sequence[Manifest]) -> dict[str, str]:
             if there.get(name) != size
         ]
         if entry.stats.count and not entry.files:
-            wrong.append(f"none of its files has its {entry.stats.count} rows")
+            wrong.append(f"none of its files has its {counted(entry.stats.count, 'row')}")
         if wrong:
             found[entry.folder] = "; ".join(wrong)
     return found
@@ -281,7 +282,7 @@ def _changed(spark: SparkSession, files: Files, entries: Sequence[Manifest]) -> 
         if is_now is None:
             found[entry.folder] = "has rows whose columns contradict their ids, or of another topic"
         elif is_now.count != entry.stats.count:
-            found[entry.folder] = f"has {is_now.count} rows, not {entry.stats.count}"
+            found[entry.folder] = f"has {counted(is_now.count, 'row')}, not {entry.stats.count}"
         elif is_now != entry.stats:
             found[entry.folder] = "has rows with different contents"
     return found
@@ -339,8 +340,8 @@ def stats_by_entry(spark: SparkSession, files: Files, entries: Sequence[Manifest
     logs = [(f"{each}({name})", name) for name in ("namespace", "topic", "generation") for each in ("min", "max")]
     bounds = [getattr(sf, call.partition("(")[0])(name).alias(call) for call, name in logs]
     columns = [*stats_columns(), sf.count_if(contradicts_id()).alias("contradictions"), *bounds]
-    counted = rows_in(spark, files, entries).groupBy(folder).agg(*columns).collect()
-    by_end = {row["folder"]: row.asDict() for row in counted}
+    by_folder = rows_in(spark, files, entries).groupBy(folder).agg(*columns).collect()
+    by_end = {row["folder"]: row.asDict() for row in by_folder}
     found: dict[str, Stats | None] = {}
     for entry in entries:
         # The path below the topic's folder identifies the entry, and has no characters that URLs quote.
@@ -363,11 +364,11 @@ def contradicts_id() -> Column:
 
     write_ms, batch_id = number(11, 8), number(19, 2)
     written = sf.when(write_ms != 0, sf.timestamp_millis(write_ms))
-    counted = sf.when((write_ms != 0) | (batch_id != 0), batch_id)
+    sequence_id = sf.when((write_ms != 0) | (batch_id != 0), batch_id)
     same = (
         sf.col("publish_timestamp").eqNullSafe(sf.timestamp_millis(number(1, 8)))
         & sf.col("seq_id").eqNullSafe(number(9, 2))
         & sf.col("write_timestamp").eqNullSafe(written)
-        & sf.col("payload_seq_id").eqNullSafe(counted)
+        & sf.col("payload_seq_id").eqNullSafe(sequence_id)
     )
     return ~same

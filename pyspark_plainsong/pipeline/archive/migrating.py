@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from plainsong.cli.command import CommandFailed, Exit
+from plainsong.cli.output import counted
 from pyspark_plainsong.pipeline.archive import former, layout
 from pyspark_plainsong.pipeline.archive.table import TopicTable
 from pyspark_plainsong.pipeline.archive.writing import ArchiveWriter, Log
@@ -70,7 +71,9 @@ class Migration:
         batch = writer.put(rows, layout.Range(end, piece.end))
         count = 0 if batch is None else batch.rows
         if former.is_all(piece) and count != piece.entry.stats.count:
-            says = f"{piece.entry.folder} has {piece.entry.stats.count} rows, but {count} were copied"
+            says = (
+                f"{piece.entry.folder} has {counted(piece.entry.stats.count, 'row')}, but {count} came out of the copy"
+            )
             raise CommandFailed(says, code=Exit.STORE)
         self._run.metrics.add("rows_total", count, topic=self._topic)
         self._run.metrics.add("batches_total", topic=self._topic)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 
 from plainsong.cli.command import CommandFailed, Exit
-from plainsong.cli.output import show_count
+from plainsong.cli.output import show_messages
 from pyspark_plainsong.pipeline.archive import layout
 from pyspark_plainsong.pipeline.archive.appending import starting_offsets
 from pyspark_plainsong.pipeline.archive.reading import CHECKSUM, rows_in, rows_of
@@ -63,7 +63,7 @@ def _refill_day(subject: Subject, table: TopicTable, day: str) -> int:
     missing = recorded.rows - present.rows - found.rows
     if missing > 0 and not subject.choices.may_lose:
         raise CommandFailed(
-            f"{log.name}: the archive lacks {show_count(missing)} messages of {day} that it had, and the topic no "
+            f"{log.name}: the archive lacks {show_messages(missing)} of {day} that it had, and the topic no "
             "longer has them",
             hint="restore the table's files, or continue with the remaining messages: --may-lose",
             code=Exit.STORE,
@@ -73,7 +73,7 @@ def _refill_day(subject: Subject, table: TopicTable, day: str) -> int:
     except Conflict as error:
         says = f"{log.name}: another process changed {day} while it was archived again"
         raise CommandFailed(says, hint="run it again", code=Exit.STORE) from error
-    says = f"{log.name}: the archive had lost messages of {day}; {show_count(found.rows)} were archived again"
+    says = f"{log.name}: the archive had lost messages of {day}; {show_messages(found.rows)} archived again"
     subject.run.warn(says, "hole", topic=subject.topic, rows=found.rows, day=day, lost=max(0, missing))
     return found.rows
 

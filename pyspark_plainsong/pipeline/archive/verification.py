@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 
+from plainsong.cli.output import counted
 from plainsong.positions import now_ms
 from pyspark_plainsong.pipeline.archive import layout
 from pyspark_plainsong.pipeline.archive.appending import starting_offsets
@@ -176,7 +177,7 @@ def damaged(
         for generation in generations:
             there, recorded = tallies.get((generation, day), Tally()), table.tally(generation, day)
             if there.rows != recorded.rows:
-                broken[f"{DAY}={day}"] = f"has {there.rows} rows, not {recorded.rows}"
+                broken[f"{DAY}={day}"] = f"has {counted(there.rows, 'row')}, not {recorded.rows}"
             elif there != recorded:
                 broken[f"{DAY}={day}"] = "has different rows from those that were archived"
     return broken
@@ -220,10 +221,10 @@ def _examined_at_once(
         | ~sf.col("namespace").eqNullSafe(sf.lit(namespace))
         | ~sf.col("topic").eqNullSafe(sf.lit(topic))
     )
-    counted = rows_in(spark, table, found).groupBy(file_path(), "generation", day_column().alias(DAY))
+    by_file = rows_in(spark, table, found).groupBy(file_path(), "generation", day_column().alias(DAY))
     columns = [sf.count(sf.lit(1)).alias("rows"), sf.bit_xor(CHECKSUM).alias("digest")]
     by_name: dict[str, list[Row]] = {}
-    for row in counted.agg(*columns, sf.count_if(is_wrong).alias("wrong")).collect():
+    for row in by_file.agg(*columns, sf.count_if(is_wrong).alias("wrong")).collect():
         by_name.setdefault(name_in(row["path"]), []).append(row)
     result: dict[str, dict[int, Tally] | str] = {}
     for file in found:
@@ -231,11 +232,11 @@ def _examined_at_once(
         wrong = sum(int(row["wrong"]) for row in mine)
         count = sum(int(row["rows"]) for row in mine)
         if wrong:
-            result[file.path] = f"has {wrong} rows that do not match their checksums"
+            result[file.path] = f"has {counted(wrong, 'row')} with a wrong checksum"
         elif any(str(row[DAY]) != file.day for row in mine):
             result[file.path] = "has rows of another day"
         elif file.rows is not None and count != file.rows:
-            result[file.path] = f"has {count} rows, not {file.rows}"
+            result[file.path] = f"has {counted(count, 'row')}, not {file.rows}"
         else:
             result[file.path] = {int(row["generation"]): Tally(int(row["rows"]), int(row["digest"])) for row in mine}
     return result

@@ -485,7 +485,7 @@ def generate(run: Run, messages: int, seed: int, bad: float, topic: str | None, 
         there = _publish(run, made, topic, f"audit-generate-{seed}-{messages}-{bad}", create, messages)
         text = f"published {show_messages(messages - there)} to {topic}"
         run.progress.result(
-            text + (f"; {show_count(there)} were already there" if there else ""),
+            text + (f"; {show_count(there)} already there" if there else ""),
             topic=topic,
             messages=messages - there,
             before=there,
@@ -557,7 +557,7 @@ def show_rows(run: Run, event: str, headings: Sequence[str], rows: Sequence[Mapp
         lines = output.table([each.replace("_", " ") for each in headings], cells, columns=columns)
         output.echo_lines(lines)
     if len(rows) >= limit:
-        run.warn(f"only {limit} rows are shown; there may be more", "limited", limit=limit)
+        run.warn(f"only {counted(limit, 'row')} shown; there may be more", "limited", limit=limit)
 
 
 def _cells(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:

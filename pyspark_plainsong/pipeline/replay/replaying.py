@@ -16,7 +16,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types
 
 from plainsong.cli.command import CommandFailed, Exit
-from plainsong.cli.output import show_count
+from plainsong.cli.output import counted
 from plainsong.protocol.paging import pages
 from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES
 from pyspark_plainsong.columns import ROUTING_KEY
@@ -179,9 +179,11 @@ def _check(rows: DataFrame, key: str) -> None:
     found = rows.agg(*counts, nothing).first()
     assert found is not None
     if found["without"]:
-        raise CommandFailed(f"{found['without']} rows have no payload", code=Exit.USAGE)
+        raise CommandFailed(f"there is no payload in {counted(found['without'], 'row')}", code=Exit.USAGE)
     if found["keys"] != found["rows"]:
-        says = f"{found['rows']} rows have {found['keys']} values of {key}, which does not order them"
+        says = (
+            f"{key} has {counted(found['keys'], 'value')} in {counted(found['rows'], 'row')}, which does not order them"
+        )
         raise CommandFailed(says, hint="give --order-by a column with unique values", code=Exit.USAGE)
 
 
@@ -196,7 +198,7 @@ def _check_attributes(rows: DataFrame) -> None:
     large = rows.where(size > MAX_ATTRIBUTE_BYTES).count()
     if large:
         raise CommandFailed(
-            f"{show_count(large)} rows would have more than {MAX_ATTRIBUTE_BYTES} bytes of attributes with {ORIGINAL_ID} "
+            f"{counted(large, 'row')} would have more than {MAX_ATTRIBUTE_BYTES} bytes of attributes with {ORIGINAL_ID} "
             f"and {ORIGINAL_TIME}",
             hint="--no-originals leaves these two out",
             code=Exit.USAGE,
@@ -277,7 +279,7 @@ def resume_at(run: Run, plan: Plan) -> int:
     last = -1 if known is None else known.last_sequence_id
     if last + 1 < plan.done:
         raise CommandFailed(
-            f"{plan.done} chunks of {show_count(plan.rows)} rows have been published, but {plan.topic} has only "
+            f"of {counted(plan.rows, 'row')}, {counted(plan.done, 'chunk')} were published, but {plan.topic} has only "
             f"{last + 1}: it has forgotten the producer {plan.producer}",
             hint="check by the attribute originalId what is there; --anew publishes everything again",
             code=Exit.FAILED,

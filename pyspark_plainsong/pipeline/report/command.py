@@ -11,7 +11,7 @@ import click
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb
 from plainsong.cli.options import Length, Place, chosen, is_pattern, show_length, show_time
-from plainsong.cli.output import show_count
+from plainsong.cli.output import counted
 from plainsong.positions import now_ms
 from plainsong.protocol.ids import unpack_id
 from pyspark_plainsong.pipeline.job import Run, job_options
@@ -130,7 +130,7 @@ def _say(run: Run, facts: list[TopicFacts], grid: Grid) -> None:
         )
         for each in facts
     ]
-    span = f"{show_time(grid.start_ms)} to {show_time(grid.end_ms)}, {grid.steps} steps of {show_length(grid.step_ms)}"
+    span = f"{show_time(grid.start_ms)} to {show_time(grid.end_ms)}, {counted(grid.steps, 'step')} of {show_length(grid.step_ms)}"
     lines = output.table(("TOPIC", ">MESSAGES", ">BYTES", "TTL", "KNOWN FROM"), rows, columns=160)
     names = [each.topic for each in facts]
     run.progress.result("\n".join([span, *lines]), "plan", topics=names, startMs=grid.start_ms, endMs=grid.end_ms)
@@ -251,9 +251,9 @@ def _asked(run: Run, wanted: ReportOptions, messages: DataFrame) -> tuple[Asked,
             asked = ask_about(found, client.transactions)
     notes = []
     if asked.unavailable is not None and pointers:
-        notes.append(f"Outcome of {show_count(pointers)} write pointers: {asked.unavailable}")
+        notes.append(f"Outcome of {counted(pointers, 'write pointer')}: {asked.unavailable}")
     if pointers > len(found):
-        notes.append(f"Outcome of {show_count(pointers - len(found))} older write pointers: see --max-transactions")
+        notes.append(f"Outcome of {counted(pointers - len(found), 'older write pointer')}: see --max-transactions")
     if wanted.archive is not None:
         notes.append(
             "An archive has no write pointers: its messages count as plain ones, visible at once, and it has no "
