@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from plainsong.cli.command import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -47,6 +47,8 @@ WORKERS_NEED = ("pyspark", "pyarrow")
 OURS = ("pyspark_plainsong.source", "plainsong.protocol.frames")
 #: The environment variable by which spark-submit starts a driver.
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
+#: The folder of the module that makes Spark's Python processes start faster, for their PYTHONPATH.
+STARTUP = Path(__file__).parent / "startup"
 #: Packages of ours that jobs and workers import.
 PACKAGES = ("pyspark_plainsong", "plainsong")
 #: Modules that ``plainsong-spark`` installs.
@@ -77,6 +79,7 @@ def build_session(name: str, *, master: str | None = None, conf: Mapping[str, st
         settings |= WITHOUT_SUBMIT
         if master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            os.environ["PYTHONPATH"] = _joined([str(STARTUP)], os.environ)
             settings |= LOCAL
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pyspark warns about itself while it starts
@@ -143,9 +146,14 @@ def worker_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
     roots = package_roots()
     if roots:
-        before = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        found["PYTHONPATH"] = os.pathsep.join([*(root for root in roots if root not in before), *before])
+        found["PYTHONPATH"] = _joined(roots, environ)
     return found
+
+
+def _joined(folders: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return PYTHONPATH with these folders before the others."""
+    before = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return os.pathsep.join([*(folder for folder in folders if folder not in before), *before])
 
 
 def package_roots() -> list[str]:

@@ -13,6 +13,7 @@ import sys
 import zipfile
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -118,6 +119,27 @@ def test_help_needs_no_spark():
 
 
 # --- surroundings ------------------------------------------------------------------------------------
+
+
+def imported_by_a_worker(*path):
+    """Return where a Python process with this PYTHONPATH finds pyspark, and whether the user's own sitecustomize ran."""
+    script = "import sys, pyspark; print(pyspark.__file__, hasattr(sys, 'customized'))"
+    environ = {"PYTHONPATH": os.pathsep.join(map(str, path)), "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    file, customized = done.stdout.split()
+    return Path(file), customized == "True"
+
+
+def test_python_processes_of_a_job_import_the_installed_pyspark_and_do_not_compile_its_zip(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.customized = True\n")
+    installed = Path(find_spec("pyspark").origin)
+    packed = installed.parent / "python/lib/pyspark.zip"
+    assert imported_by_a_worker(packed, tmp_path) == (packed / "pyspark/__init__.py", True)  # as Spark starts them
+    assert imported_by_a_worker(packed, session.STARTUP, tmp_path) == (installed, True)
+    other = tmp_path / "pyspark/python/lib/pyspark.zip"  # of a Spark that is not installed as a package
+    other.parent.mkdir(parents=True)
+    other.symlink_to(packed)
+    assert imported_by_a_worker(other, session.STARTUP, packed.parent) == (other / "pyspark/__init__.py", False)
 
 
 def lacking(environ):

@@ -1,0 +1,1 @@
+"""A folder for the PYTHONPATH of Spark's Python processes."""
