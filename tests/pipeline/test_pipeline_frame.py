@@ -126,6 +126,7 @@ def imported_by_a_worker(*path):
     script = "import sys, pyspark; print(pyspark.__file__, hasattr(sys, 'customized'))"
     environ = {"PYTHONPATH": os.pathsep.join(map(str, path)), "PATH": os.environ["PATH"]}
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
     file, customized = done.stdout.split()
     return Path(file), customized == "True"
 

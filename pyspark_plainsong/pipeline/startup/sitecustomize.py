@@ -20,6 +20,7 @@ def _is_installed(entry: str) -> bool:
 
 sys.path[:] = [entry for entry in sys.path if not _is_installed(entry) and Path(entry) != Path(__file__).parent]
 # Python runs only the first module of this name, so run the one that it would have run.
-sys.modules.pop(__name__, None)
+_this = sys.modules.pop(__name__)
 with suppress(ModuleNotFoundError):
     import sitecustomize  # type: ignore[import-not-found] # noqa: F401
+sys.modules.setdefault(__name__, _this)  # an import that leaves no module behind is an error
