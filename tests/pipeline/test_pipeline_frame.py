@@ -143,6 +143,13 @@ def test_python_processes_of_a_job_import_the_installed_pyspark_and_do_not_compi
     assert imported_by_a_worker(other, session.STARTUP, packed.parent) == (other / "pyspark/__init__.py", False)
 
 
+def test_the_module_that_python_processes_of_a_job_start_with_needs_no_other_of_its_name():
+    # Imported by hand, since many systems have a sitecustomize of their own.
+    script = f"import contextlib, pathlib, sys; sys.path[:] = [{str(session.STARTUP)!r}]; import sitecustomize"
+    done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def lacking(environ):
     with pytest.raises(CommandFailed) as raised:
         session.check_surroundings({"PATH": os.environ["PATH"], **environ})
