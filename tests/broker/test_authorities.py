@@ -42,7 +42,7 @@ async def test_another_authority_is_refused_while_undecided_pointers_have_messag
             await publish_under(daemon, POINTER, topic)
     with pytest.raises(AuthorityChanged) as refused:
         await keep_authority(store, "embedded")
-    assert "was 'off' and is 'embedded' now" in refused.value.detail
+    assert "changed from 'off' to 'embedded'" in refused.value.detail
     assert "ns:a, ns:b, ns:c, ns:d, ns:e and others" in refused.value.detail
     assert "transactions.service = 'off'" in refused.value.hint
     await keep_authority(store, "off")  # the refusal changed nothing

@@ -62,4 +62,4 @@ async def test_topics_that_the_store_cannot_read_are_reported_and_need_attention
     assert shown["unread"] == [{"namespace": "ns", "topic": "t", "why": "no answer in 30 s"}]
     (told,) = [each for each in (await daemon.call("GET", "/v1/attention")).json() if each["kind"] == "unread"]
     assert (told["severity"], told["subject"]) == ("warning", "service")
-    assert told["text"] == "the scrub could not read 1 topic, ns:t among them: no answer in 30 s"
+    assert told["text"] == "the scrub could not read 1 topic (first ns:t): no answer in 30 s"

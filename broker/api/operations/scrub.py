@@ -53,7 +53,7 @@ def damaged(scrub: Scrub) -> Sequence[Finding]:
         told.append(Finding("damaged", "critical", "service", text, report.started_ms))
     if report.unread:
         first, why = next(iter(report.unread.items()))
-        text = f"the scrub could not read {counted(len(report.unread), 'topic')}, such as {first}: {why}"
+        text = f"the scrub could not read {counted(len(report.unread), 'topic')} (first {first}): {why}"
         told.append(Finding("unread", "warning", "service", text, report.started_ms))
     return told
 
