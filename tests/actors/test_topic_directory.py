@@ -203,7 +203,7 @@ async def test_a_new_topic_is_refused_when_no_open_topic_is_idle(nursery, autoju
             await harness.create(name)
             nursery.start_soon(told, [], harness.look, await harness.end(name), 60, name)
         await wait_all_tasks_blocked()
-        with pytest.raises(Overloaded, match="3 topics are open"):
+        with pytest.raises(Overloaded, match="3 open topics"):
             await harness.create(TopicName("ns", "other"))
         await trio.sleep(61)
         await harness.create(TopicName("ns", "other"))
