@@ -14,8 +14,13 @@ A standby that has taken the lease may be frozen before it seals the log. After 
 It relies on that lease only once it has stored a segment that it began afterwards: if the standby has sealed before that
 segment, the reign is over; later, the standby finds that it no longer has the lease. See ``protocol.take_over``.
 
-A process that takes over renews the lease from then until it serves (``hold_lease``), so that another standby does not
+A process that takes over renews the lease from then until it serves (``LeaseHold``), so that another standby does not
 end a start that lasts longer than the lease.
+
+Of two writes of the lease at the same moment the object store must refuse one, and some servers accept both. So a
+process does not renew the lease while it replaces it. Another process's write may still set it back to an earlier one.
+Since the lease decides nothing, the primary then looks at the log: if that has everything that was stored and no seal,
+the primary writes the lease again.
 """
 
 from __future__ import annotations
@@ -30,15 +35,16 @@ import trio
 
 from storage.base import StoreError
 from storage.replication.carry import carry_out
-from storage.replication.notices import Lease
-from storage.replication.protocol import Terms, hold, renew
+from storage.replication.notices import LEASE, Lease
+from storage.replication.protocol import LeaseWentBack, Terms, Verdict, hold, renew
 from storage.replication.segment import DamagedLog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from storage.replication.carry import Objects
     from storage.replication.notices import Registration
+    from storage.replication.protocol import Fetched
 
 log = logging.getLogger(__name__)
 #: Renewals within the period of the lease.
@@ -62,12 +68,65 @@ def renews_every_s(period_s: float) -> float:
     return min(period_s / RENEWALS or IDLE_S, IDLE_S)
 
 
-async def hold_lease(objects: Objects, run: bytes, number: int, period_s: float) -> bool:
-    """Renew the lease of a run that does not serve yet, if it has the lease; False if it certainly has none."""
-    # As for the renewals of a primary, two slow requests must fit in.
-    with trio.move_on_after(2 * renews_every_s(period_s)), suppress(StoreError, DamagedLog):
-        return await carry_out(objects, hold(run, number))
-    return True
+class LeaseHold:
+    """Renews the lease of a process until it serves, but never while a take-over of this process replaces the lease.
+
+    A process has one: for its time as a standby, and for its start as the primary after that.
+    """
+
+    def __init__(self) -> None:
+        self._writing = trio.Lock()
+        self.has_begun = False
+        """True once the primary has the lease: the standby before it renews it no longer."""
+
+    async def renew(self, objects: Objects, run: bytes, number: int, period_s: float) -> bool:
+        """Renew the lease of a run that does not serve yet, if it has the lease; False if it certainly has none."""
+        # As for the renewals of a primary, two slow requests must fit in.
+        with trio.move_on_after(2 * renews_every_s(period_s)), suppress(StoreError, DamagedLog):
+            # The read too: while the lease is replaced, a server may return the former contents as the new version.
+            async with self._writing:
+                return await carry_out(objects, hold(run, number))
+        return True
+
+    def excluded(self, objects: Objects, period_s: float) -> Objects:
+        """Return the objects for a take-over of this process: the lease is not renewed while it is replaced."""
+        return _Excluding(objects, self._writing, 2 * renews_every_s(period_s))
+
+
+class _Excluding:
+    """``storage.replication.carry.Objects`` whose lease is replaced while a lock is held."""
+
+    def __init__(self, objects: Objects, writing: trio.Lock, timeout_s: float) -> None:
+        self._objects = objects
+        self._writing = writing
+        self._timeout_s = timeout_s
+        self.can_exchange = objects.can_exchange
+
+    async def get(self, name: str) -> Fetched | None:
+        """See ``Objects``."""
+        return await self._objects.get(name)
+
+    async def create(self, name: str, data: bytes) -> Verdict:
+        """See ``Objects``."""
+        return await self._objects.create(name, data)
+
+    async def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
+        """See ``Objects``."""
+        if name != LEASE:
+            return await self._objects.exchange(name, data, etag)
+        async with self._writing:
+            # If the request hangs, the lease of the run so far must be renewed before its time is over.
+            with trio.move_on_after(self._timeout_s):
+                return await self._objects.exchange(name, data, etag)
+        return Verdict.UNKNOWN
+
+    async def names(self, prefix: str) -> list[str]:
+        """See ``Objects``."""
+        return await self._objects.names(prefix)
+
+    async def remove(self, names: Sequence[str]) -> None:
+        """See ``Objects``."""
+        await self._objects.remove(names)
 
 
 class LeaseKeeper:
@@ -83,6 +142,7 @@ class LeaseKeeper:
         counted: Callable[[], int | None],
         now_ms: Callable[[], int],
         clock: Callable[[], float] = boot_s,
+        hold: LeaseHold | None = None,
     ) -> None:
         """Args:
         period_s: the period of the lease; 0: standbys take over only by hand.
@@ -90,8 +150,11 @@ class LeaseKeeper:
         is_needed: False: each commit counts in the log before it is acknowledged, so the seal alone protects commits.
         counted: returns the last commit that counts.
         now_ms: the wall clock, from which ids come.
+        hold: of the standby that has taken over in this process; None if there was none.
         """
         self._objects = objects
+        self.hold = hold or LeaseHold()
+        """Renews the lease while this primary begins."""
         self._period_s = period_s
         self._is_needed = is_needed
         #: True if a guarded lease can bind this primary, which then stops when the lease is over.
@@ -105,6 +168,9 @@ class LeaseKeeper:
         self._clock = clock
         #: Called while another process tries to take over.
         self.on_rival: Callable[[], object] = lambda: None
+        #: Raises BucketWentBack if the log lacks the last object that was stored, ReignOver if it has another one after
+        #: that, StoreError if it does not answer. None: a lease that went back ends this primary.
+        self.check_log: Callable[[], Awaitable[object]] | None = None
         #: URLs of the primary; set once it serves.
         self.urls: tuple[str, ...] = ()
         self._lease = Lease(0, b"", period_ms=round(1000 * period_s), allows_standby=allows_standby)
@@ -123,6 +189,10 @@ class LeaseKeeper:
         #: The time since which no standby has been registered; None while one is.
         self._alone_since_s: float | None = clock()
         self._is_over = False
+        #: True from when the lease in the object store is older than this process wrote it, until it is written again.
+        self._went_back = False
+        #: True after that if the log was checked, for one renewal.
+        self._is_in_log = False
         self._error = ""
         self._wake = trio.Event()
 
@@ -134,12 +204,13 @@ class LeaseKeeper:
     @property
     def is_current(self) -> bool:
         """True if no other process can have taken over by itself: polls show what was acknowledged last."""
-        return not self._is_over and (not self._is_guarded or self._clock() < self._valid_until_s)
+        is_open = not (self._is_over or self._went_back)
+        return is_open and (not self._is_guarded or self._clock() < self._valid_until_s)
 
     @property
     def holds(self) -> bool:
         """True if a durable commit may be acknowledged (with ``sync``, one that counts)."""
-        return self.is_current if self._is_needed else not self._is_over
+        return self.is_current if self._is_needed else not (self._is_over or self._went_back)
 
     @property
     def terms(self) -> Terms:
@@ -177,6 +248,7 @@ class LeaseKeeper:
         self._lease = replace(self._lease, epoch=epoch, run=run, holder=holder, renewed=0)
         self._rival = None
         self._valid_until_s = since_s + self._period_s
+        self.hold.has_begun = True
 
     def serve(self, urls: tuple[str, ...]) -> None:
         """Write the primary's URLs into the lease."""
@@ -201,7 +273,7 @@ class LeaseKeeper:
         while self._objects.can_exchange:
             await trio.sleep(self._every_s)
             self._number += 1
-            await hold_lease(self._objects, run, self._number, self._period_s)
+            await self.hold.renew(self._objects, run, self._number, self._period_s)
 
     async def run(self, look: Callable[[], Awaitable[object]], secure: Callable[[], Awaitable[object]]) -> None:
         """Renew, until cancelled.
@@ -211,7 +283,7 @@ class LeaseKeeper:
           secure: stores a segment that begins now, and returns once it and all before it are stored; raises if another
             process has ended the epoch.
         Raises:
-          BucketWentBack: the lease is missing, or older than the one last written.
+          BucketWentBack: the lease is missing; or it is older than the one last written, and the log is not whole.
         """
         while self._objects.can_exchange:
             await self._renew(look, secure)
@@ -230,7 +302,8 @@ class LeaseKeeper:
         epoch = held.epoch if over is None else max(held.epoch, over.epoch)
         wanted = replace(held, epoch=epoch, urls=self.urls, renewed=self._number, counted=self._counted())
         # A rival that hangs in its take-over renews the lease all the time.
-        steps = renew(wanted, held.renewed, self.terms, over, is_silent=is_silent)
+        is_in_log, self._is_in_log = self._is_in_log, False
+        steps = renew(wanted, held.renewed, self.terms, over, is_silent=is_silent, is_in_log=is_in_log)
         found: Lease | None = None
         # Leave time for two slow requests: otherwise a standby would see each renewal, but this process no answer.
         with trio.move_on_after(2 * self._every_s):
@@ -238,12 +311,15 @@ class LeaseKeeper:
                 found = await carry_out(self._objects, steps, failed=self._failed)
             except StoreError as error:
                 self._failed(error.detail)
+            except LeaseWentBack as error:
+                await self._check(error)
+                return
         if found is not None and found.run == held.run:
             self._lease, self._error = found, ""
-            if self._rival is not None:
-                # The rival may be frozen, and seal later.
+            if self._rival is not None or self._went_back:
+                # The rival may be frozen, and seal later. A lease that went back may have hidden one.
                 await secure()
-                self._rival = None
+                self._rival, self._went_back = None, False
             self._valid_until_s = begun_s + self._period_s
             self._look_at_standbys(begun_s)
             return
@@ -259,6 +335,22 @@ class LeaseKeeper:
                 if self._rival is None:
                     self._rivals_since_s = begun_s
                 self._rival, self._rival_since_s = found, begun_s
+
+    async def _check(self, error: LeaseWentBack) -> None:
+        """Check the log, and let the next renewal write the lease again. Raises ReignOver, BucketWentBack."""
+        if self.check_log is None:
+            raise error
+        if not self._went_back:
+            log.warning("the lease went back", extra={"why": error.detail})
+        # A standby may take over by the earlier lease, so nothing is acknowledged until the lease is written again.
+        self._went_back, self._renewed_s = True, None
+        try:
+            await self.check_log()
+        except StoreError as failed:
+            self._failed(failed.detail)
+            return
+        self._is_in_log = True
+        self._wake.set()
 
     def _look_at_standbys(self, now_s: float) -> None:
         """Keep the terms of the lease while a standby is registered."""

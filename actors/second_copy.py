@@ -24,7 +24,7 @@ import trio
 from actors.copy_bases import CopyBases
 from actors.copy_calls import CopyCalls
 from actors.copy_start import CopyStart
-from actors.lease import LeaseKeeper
+from actors.lease import LeaseHold, LeaseKeeper
 from storage.base import StoreError, StoreUnusable
 from storage.replication.counted_store import TORN, TORN_HINT
 from storage.replication.measured import MeasuredObjects, PutTimes
@@ -35,6 +35,7 @@ from storage.replication.protocol import (
     Reign,
     ReignOver,
     Upload,
+    check_place,
     store,
     take_over,
 )
@@ -117,11 +118,13 @@ class SecondCopy:
         *,
         base_bytes_per_s: int = 0,
         holder: str = "",
+        hold: LeaseHold | None = None,
     ) -> None:
         """Args:
         directory: the store's directory.
         base_bytes_per_s: ``backup.bytes_per_s``; 0: no limit, except for the pauses.
         holder: the name of this machine, for people.
+        hold: of the standby that has taken over in this process; None if there was none.
         """
         self.puts = PutTimes()
         """How long the object store takes for a write."""
@@ -166,10 +169,12 @@ class SecondCopy:
             is_needed=self._mode == ASYNC,
             counted=lambda: None if self._reign is None else self._reign.counted,
             now_ms=self._latest_ms,
+            hold=hold,
         )
 
         self.lease.on_rival = self._yield_to_rival
-        self._calls = CopyCalls(measured, self.lease.close)
+        self.lease.check_log = self._check_log
+        self._calls = CopyCalls(self.lease.hold.excluded(measured, settings.lease_s), self.lease.close)
 
     def _latest_ms(self) -> int:
         """Return the latest time of ids that this primary, or the one before it, may have assigned."""
@@ -432,6 +437,19 @@ class SecondCopy:
             return
         self._calls.succeeded()
         if found is not None:
+            raise self._calls.ended(ReignOver(f"another process has ended epoch {place.epoch}"))
+
+    async def _check_log(self) -> None:
+        """Check that the log has the last object that was stored, and none of another process after that.
+
+        Raises:
+          BucketWentBack, ReignOver: it does not.
+          StoreError: the object store does not answer.
+        """
+        place = self._now.logged_place
+        await self._calls.do(check_place(place))
+        place = self._now.place
+        if await self._calls.objects.get(log_name(place.epoch, place.number)) is not None:
             raise self._calls.ended(ReignOver(f"another process has ended epoch {place.epoch}"))
 
     @property

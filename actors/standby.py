@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from actors.lease import boot_s, hold_lease, renews_every_s
+from actors.lease import LeaseHold, boot_s, renews_every_s
 from actors.second_copy import LOOK_EVERY_S
 from actors.settling import settle
 from plainsong.protocol.effects import Put, Table, put_one
@@ -121,13 +121,16 @@ class Standby:
         *,
         holder: str = "",
         clock: Callable[[], float] = boot_s,
+        hold: LeaseHold | None = None,
     ) -> None:
         """Args:
         open_store: opens the store in the directory.
         holder: the name of this machine, for people.
         clock: monotonic seconds.
+        hold: of the process; also given to the primary that begins after this standby.
         """
         self._objects = objects
+        self._hold = hold or LeaseHold()
         self._directory = directory
         self._settings = settings
         self._open_store = open_store
@@ -262,7 +265,9 @@ class Standby:
             period_s = self._settings.lease_s if self._lease is None else self._lease.period_ms / 1000
             await trio.sleep(min(self._lease_every_s, renews_every_s(period_s)))
             run = self._attempt
-            has_lease = bool(run) and await hold_lease(self._objects, run, number, period_s)
+            if self._hold.has_begun:
+                return
+            has_lease = bool(run) and await self._hold.renew(self._objects, run, number, period_s)
             if not (has_lease or self._record.standby):
                 return
 
@@ -541,6 +546,8 @@ class Standby:
         """Return when to take over without a renewal; infinity if only by hand."""
         if not lease.guarded or not lease.period_ms or not self._settings.lease_s:
             return inf  # the primary may acknowledge without a lease
+        if lease.epoch < self._place.epoch and self._mode != SYNC:
+            return inf  # the lease went back: it does not have the terms of the last primary
         return self._lease_since_s + max(self._settings.lease_s, lease.period_ms / 1000)
 
     # --- the take-over ----------------------------------------------------------------------------
@@ -587,7 +594,8 @@ class Standby:
         )
         try:
             steps = self._while_asked(attempt) if seen is None else attempt
-            place = await carry_out(self._objects, steps, apply, failed=self._failed)
+            objects = self._hold.excluded(self._objects, self._settings.lease_s)
+            place = await carry_out(objects, steps, apply, failed=self._failed)
         except (TakeOverLost, ReignOver) as error:
             log.warning("the take-over has failed", extra={"why": error.detail})
             self._lease = None

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.authority import keep_authority
+from actors.lease import LeaseHold
 from broker.api.topics.chain import chain_secrets
 from broker.assemble import assemble
 from broker.attention import certificate_findings
@@ -108,18 +109,19 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
 
 async def _take_over_and_run(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> bool:
     """Follow, and serve once this process has taken over. Returns the result of ``_run``; False if it did not serve."""
+    hold = LeaseHold()
     async with trio.open_nursery() as holding:
-        is_primary = await _follow(config, announce, holding)
-        follows_next = is_primary and await _run(config, announce, testing)
+        is_primary = await _follow(config, announce, holding, hold)
+        follows_next = is_primary and await _run(config, announce, testing, hold)
         holding.cancel_scope.cancel()
     return follows_next
 
 
-async def _follow(config: Config, announce: Callable[[Running], None], holding: trio.Nursery) -> bool:
+async def _follow(config: Config, announce: Callable[[Running], None], holding: trio.Nursery, hold: LeaseHold) -> bool:
     """Run as a standby. Returns True once this process has taken over, False after a signal.
 
     Args:
-      holding: see ``run_standby``.
+      holding, hold: see ``run_standby``.
     """
     notifier, stop = Notifier(os.environ), trio.Event()
 
@@ -142,12 +144,14 @@ async def _follow(config: Config, announce: Callable[[Running], None], holding: 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_at_signal, stop)
         nursery.start_soon(_keep_alive, notifier)
-        has_taken_over = await run_standby(config, listening, stop, holding)
+        has_taken_over = await run_standby(config, listening, stop, holding, hold)
         nursery.cancel_scope.cancel()
     return has_taken_over and not stop.is_set()
 
 
-async def _run(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> bool:
+async def _run(
+    config: Config, announce: Callable[[Running], None], testing: Testing | None, hold: LeaseHold | None = None
+) -> bool:
     """Serve. Returns True if a standby has taken over as planned, so that this process is to follow its log."""
     notifier = Notifier(os.environ)
     traces = open_traces(config)
@@ -167,7 +171,7 @@ async def _run(config: Config, announce: Callable[[Running], None], testing: Tes
     async with (
         nullcontext() if traces is None else aclosing(traces),
         open_store(config, outbox) as store,
-        second_copy(config, store, outbox, switching) as copy,
+        second_copy(config, store, outbox, switching, hold or LeaseHold()) as copy,
         trio.open_nursery() as actors,
     ):
         config = fitted(config, store.traits)

@@ -30,7 +30,7 @@ from storage.replication.segment import DamagedLog
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from actors.lease import LeaseKeeper
+    from actors.lease import LeaseHold, LeaseKeeper
     from actors.mailbox import RunQueue
     from actors.second_copy import CopyStatus
     from actors.settings import ReplicationConfig
@@ -112,11 +112,12 @@ def is_standby(config: Config) -> bool:
 
 @asynccontextmanager
 async def second_copy(
-    config: Config, store: Store, outbox: Outbox | None, switching: trio.Event
+    config: Config, store: Store, outbox: Outbox | None, switching: trio.Event, hold: LeaseHold
 ) -> AsyncIterator[SecondCopy | None]:
     """Run the copy during the block; at its end, ship the remaining commits. Yields None without a second copy.
 
     Args:
+      hold: renews the lease of a take-over in this process.
       switching: if it is set at the end, end the log cleanly for a standby.
     Raises:
       StoreUnusable, StoreError: the object store cannot be used, or does not answer.
@@ -138,6 +139,7 @@ async def second_copy(
         now_ms,
         base_bytes_per_s=config.backup.bytes_per_s,
         holder=platform.node(),
+        hold=hold,
     )
     start_s = START_TIMEOUTS * replication.timeout_s
     with trio.move_on_after(start_s) as starting:

@@ -42,6 +42,7 @@ from storage.replication.segment import mode_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from actors.lease import LeaseHold
     from actors.standby import StandbyStatus
     from broker.config import Config
     from broker.http.messages import Answered, Handler, Request
@@ -144,12 +145,17 @@ class StandbyRoutes:
 
 
 async def run_standby(
-    config: Config, announce: Callable[[Sequence[str]], None], stop: trio.Event, holding: trio.Nursery
+    config: Config,
+    announce: Callable[[Sequence[str]], None],
+    stop: trio.Event,
+    holding: trio.Nursery,
+    hold: LeaseHold,
 ) -> bool:
     """Follow and serve until ``stop`` is set, or this process has taken over. Returns True in the latter case.
 
     Args:
       holding: runs a task that renews the lease of a take-over, until the primary on this directory has the lease.
+      hold: used by that task, and by the primary.
     Raises:
       StoreUnusable: the directory or the object store cannot be used, or the primary allows no standby.
       DamagedLog: the log cannot be read.
@@ -163,6 +169,7 @@ async def run_standby(
         partial(LevelDBStore.open, directory, LevelDBOptions(config.storage), address=config.http.bind, follows=True),
         now_ms,
         holder=platform.node(),
+        hold=hold,
     )
     has_taken_over = False
     ended = trio.Event()

@@ -134,6 +134,11 @@ class BucketWentBack(StorageFailed):
     title = "The commit log is truncated"
 
 
+class LeaseWentBack(BucketWentBack):
+    """The lease is older than one that was written. Only the log shows if the object store went back, or lost a
+    replacement of the lease."""
+
+
 class Foreign(StorageFailed):
     """The log was continued by a process that was not started on this directory."""
 
@@ -390,6 +395,7 @@ def choose_epoch(
     follower: Follower | None = None,
     terms: Terms | None = None,
     last: int = 0,
+    is_in_log: bool = False,
 ) -> Steps[int]:
     """Raise the epoch in the lease, and return it.
 
@@ -398,8 +404,11 @@ def choose_epoch(
       last: the last epoch that this run has chosen, 0 if none.
       holder: the caller's machine, for people.
       terms: of a caller that serves from now on.
+      is_in_log: the log shows that the epoch ``known`` has begun. Then a lease of an earlier epoch was set back by a write
+        that the object store should have refused, and is replaced: it decides nothing.
     Raises:
-      BucketWentBack: the lease is missing, or older.
+      BucketWentBack: the lease is missing.
+      LeaseWentBack: it is of an earlier epoch than ``known``, and the log does not show that epoch.
       TakeOverLost: the lease has been renewed since the follower has seen it, or allows no standby.
     """
     seen = None if follower is None else follower.seen
@@ -407,8 +416,10 @@ def choose_epoch(
         found = yield Get(LEASE)
         before = Lease(0, run) if found is None else decode_lease(found.data)
         held = before.epoch
-        if held < known:
-            raise BucketWentBack(
+        if held < known and found is None:
+            raise BucketWentBack(f"the lease is missing, but epoch {known} has begun already", hint=LEAVE_HINT)
+        if held < known and not is_in_log:
+            raise LeaseWentBack(
                 f"the lease is of epoch {held}, but epoch {known} has begun already: the object store was set back, or "
                 "lost a replacement",
                 hint=LEAVE_HINT,
@@ -420,7 +431,8 @@ def choose_epoch(
         if follower is not None and not before.allows_standby:
             raise TakeOverLost("the primary allows no standby")
         # The lease keeps its period and terms, because this process may end before it serves.
-        mine = replace(before, epoch=held + 1, run=run, holder=holder, urls=(), renewed=0, released=False)
+        epoch = max(held, known) + 1
+        mine = replace(before, epoch=epoch, run=run, holder=holder, urls=(), renewed=0, released=False)
         if follower is not None:
             mine = mine.without(follower.registration)
         if terms is not None:
@@ -430,10 +442,10 @@ def choose_epoch(
         request = Create(LEASE, lease) if found is None else Exchange(LEASE, lease, found.etag)
         verdict = yield request
         if verdict is Verdict.DONE:
-            return held + 1
+            return epoch
         found = yield Get(LEASE)
         if found is not None and _is_same(decode_lease(found.data), mine):
-            return held + 1
+            return epoch
 
 
 def _is_same(found: Lease, written: Lease) -> bool:
@@ -494,11 +506,12 @@ def take_over(
       TakeOverLost: see ``Follower``; or another process, perhaps the primary, has taken the lease since.
     """
     wrote: set[bytes] = set()
+    first = place
     if directory is not None:
         wrote.add(directory.writer)
         # A deposed primary ends here, and leaves the lease to its successor.
         place = yield from follow(place, directory, wrote)
-    epoch = (yield from choose_epoch(run, known, holder, follower, terms)) if leased else 0
+    epoch = (yield from _choose_next(run, known, first, place, holder, follower, terms)) if leased else 0
     begun = place.epoch
     attempts: set[bytes] = set()
     while True:
@@ -508,7 +521,7 @@ def take_over(
             if follower is not None and follower.seen is not None:
                 follower = replace(follower, seen=Lease(epoch, run))
             if leased:
-                epoch = yield from choose_epoch(run, known, holder, follower, terms, last=epoch)
+                epoch = yield from _choose_next(run, known, first, place, holder, follower, terms, last=epoch)
         if leased and place.epoch >= epoch:
             raise ReignOver(f"epoch {place.epoch} has begun")
         if follower is not None and place.commit is None:
@@ -535,6 +548,33 @@ def take_over(
             return after(place, seal)[0]
         # Another object has that name, a segment or a seal: read and follow it. If none has, the next attempt may
         # succeed.
+
+
+def _choose_next(
+    run: bytes,
+    known: int,
+    first: Place,
+    place: Place,
+    holder: str,
+    follower: Follower | None,
+    terms: Terms | None,
+    last: int = 0,
+) -> Steps[int]:
+    """Choose an epoch after that of ``place``, to which the log was read from ``first``. Raises as ``choose_epoch``."""
+    known = max(known, place.epoch)
+    try:
+        return (yield from choose_epoch(run, known, holder, follower, terms, last))
+    except LeaseWentBack:
+        # The log must have what it had: an object that continues it from ``first``, or the one before that.
+        if known > place.epoch or (place.before == first.before and not (yield from _has_object_before(place))):
+            raise
+    return (yield from choose_epoch(run, known, holder, follower, terms, last, is_in_log=True))
+
+
+def _has_object_before(place: Place) -> Steps[bool]:
+    # The name of a seal before the first segment is not known here.
+    found = (yield Get(log_name(place.epoch, place.number - 1))) if place.number > 1 else None
+    return found is not None and digest(found.data) == place.before
 
 
 def _has_lease(run: bytes) -> Steps[bool]:
@@ -585,7 +625,13 @@ def hold(run: bytes, renewed: int) -> Steps[bool]:
 
 
 def renew(
-    lease: Lease, confirmed: int, terms: Terms, over: Lease | None = None, *, is_silent: bool = True
+    lease: Lease,
+    confirmed: int,
+    terms: Terms,
+    over: Lease | None = None,
+    *,
+    is_silent: bool = True,
+    is_in_log: bool = False,
 ) -> Steps[Lease]:
     """Replace the lease by the next one of its run.
 
@@ -599,8 +645,10 @@ def renew(
       confirmed: ``renewed`` of the last lease of this run that was written for certain.
       over: replace also this lease of another run, which has tried and did not seal.
       is_silent: only if that run has not renewed it since.
+      is_in_log: the log has everything that this run has stored, and no seal: replace an older lease too.
     Raises:
-      BucketWentBack: the lease is missing, or older than one that this run wrote.
+      BucketWentBack: the lease is missing.
+      LeaseWentBack: it is older than one that this run wrote.
     """
     sent: Lease | None = None
     while True:

@@ -8,7 +8,7 @@ primary is cut off, ends, or starts again and allows no standby. For each rule a
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -27,7 +27,7 @@ from storage.base import StoreUnusable
 from storage.replication import protocol
 from storage.replication.carry import ObjectStoreUnavailable, carry_out
 from storage.replication.notices import LEASE, Lease, decode_lease, encode_lease, log_name
-from storage.replication.protocol import Follower, ReignOver, TakeOverLost, Verdict
+from storage.replication.protocol import BucketWentBack, Follower, ReignOver, TakeOverLost, Verdict
 from storage.replication.segment import ASYNC, is_segment
 from tests.planted import planted
 from tests.storage.replication.objects import MemoryObjects
@@ -95,6 +95,32 @@ class FreezingObjects(SlowObjects):
     async def _late(self, call, *arguments):
         await trio.sleep(self._random.choice([0.0, 0.0, 20.0, 40.0]))
         return await super()._late(call, *arguments)
+
+
+class CarelessObjects(MemoryObjects):
+    """Accepts two replacements of an object that overlap, and returns the former contents as the new version."""
+
+    def __init__(self, random):
+        super().__init__()
+        self._random = random
+        self._coming = ""
+
+    async def get(self, name):
+        found = await super().get(name)
+        return replace(found, etag=self._coming) if found is not None and self._coming else found
+
+    async def exchange(self, name, data, etag):
+        await trio.sleep(self._random.uniform(0, 0.2))
+        found = await self.get(name)
+        if found is None or found.etag != etag:
+            return Verdict.REFUSED
+        self._versions += 1
+        coming = self._coming = str(self._versions)
+        await trio.sleep(self._random.uniform(0, 1))
+        self.found[name] = (data, coming)
+        if self._coming == coming:
+            self._coming = ""
+        return Verdict.DONE
 
 
 @dataclass(frozen=True)
@@ -177,11 +203,20 @@ class Site:
         return keeper
 
     async def _keep(self, keeper, keeping):
+        keeper.check_log = self._check
         with keeping:
             try:
                 await keeper.run(self._look, self._secure)
-            except ReignOver:
+            except (ReignOver, BucketWentBack):
                 keeper.close()
+
+    async def _check(self):
+        await carry_out(self.at, self.code.protocol.check_place(self.reign.logged_place))
+        await self._look()
+
+    def set_back(self, data):
+        """Let the lease become an earlier one."""
+        self.shared._put(LEASE, data)
 
     async def _store(self, upload):
         await carry_out(self.at, self.code.protocol.store(upload))
@@ -346,6 +381,86 @@ async def awakened(code, seed):
     return [*site.wrong, "the primary acknowledges after the seal"] if site.is_sealed and keeper.holds else site.wrong
 
 
+async def passed_on(code, seed):
+    """Let a process that holds the lease begin as the primary, on a server that accepts two replacements at once."""
+    random = Random(seed)
+    objects, hold, run = CarelessObjects(random), code.lease.LeaseHold(), random.randbytes(16)
+    taken = Lease(2, RUN, period_ms=10_000)
+    objects._put(LEASE, encode_lease(taken))
+    one = code.standby.Standby(objects, Path(), SETTINGS, None, lambda: 0, clock=trio.current_time, hold=hold)
+    one._lease, one._attempt, one._record = taken, RUN, replace(one._record, standby=False)
+    keeper = a_keeper(objects, module=code.lease, clock=trio.current_time, hold=hold)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.hold)
+        await trio.sleep(random.uniform(0, 20))
+        async with keeper.holding(run):
+            epoch = await carry_out(hold.excluded(objects, PERIOD_S), code.protocol.choose_epoch(run, 2))
+            keeper.began(epoch, run, "first", trio.current_time())
+            await trio.sleep(30)
+        nursery.cancel_scope.cancel()
+    lease = decode_lease(objects.found[LEASE][0])
+    return [] if (lease.epoch, lease.run) == (3, run) and lease.renewed else [f"the lease is of epoch {lease.epoch}"]
+
+
+async def set_back(code, seed):
+    """Let the lease go back to any earlier one: the primary writes it again, and no standby takes over."""
+    random = Random(seed)
+    async with trio.open_nursery() as nursery:
+        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+        site.shared._put(LEASE, encode_lease(Lease(3, bytes([1]) * 16, period_ms=10_000)))
+        earlier = [site.shared.found[LEASE][0]]
+        keeper = await site.start(has_log=True)
+        nursery.start_soon(partial(site.follow, random.uniform(0, 10), freezes=False))
+        for _ in range(5):
+            await trio.sleep(random.uniform(5, 30))
+            site.set_back(random.choice(earlier))
+            earlier.append(encode_lease(keeper._lease))
+        await trio.sleep(15)
+        lease = decode_lease(site.shared.found[LEASE][0])
+        nursery.cancel_scope.cancel()
+    is_right = keeper.holds and not site.is_sealed and lease.sign == (4, RUN, keeper._number)
+    return site.wrong if is_right else [*site.wrong, "the primary has not written its lease again"]
+
+
+async def rolled_back(code, seed):
+    """Set the whole object store back: the primary finds that in its log, and leaves the lease."""
+    random = Random(seed)
+    async with trio.open_nursery() as nursery:
+        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+        keeper = await site.start(has_log=True)
+        await trio.sleep(random.uniform(5, 60))
+        before = dict(site.shared.found)
+        await trio.sleep(random.uniform(5, 60))
+        await site._secure()  # a later segment
+        site.shared.found.clear()
+        site.shared.found.update(before)
+        await trio.sleep(15)
+        is_left = site.shared.found[LEASE] == before[LEASE]
+        nursery.cancel_scope.cancel()
+    return [] if is_left and not keeper.holds else ["the primary goes on in a log that lacks a segment"]
+
+
+async def awakened_after_the_lease_went_back(code, seed):
+    """Freeze a standby in its take-over, and set the lease back to the primary's: the seal ends what it acknowledges."""
+    random = Random(seed)
+    async with trio.open_nursery() as nursery:
+        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+        keeper = await site.start(has_log=True)
+        nursery.start_soon(partial(site.follow, 0.0, freezes=False))
+        await trio.sleep(60)
+        earlier = encode_lease(keeper._lease)
+        await trio.sleep(5)
+        site.at.cut_off()
+        with trio.move_on_after(60):
+            await site.tried.wait()
+        await trio.sleep(random.choice([0.0, 1.0, 5.0, 15.0, 25.0]))
+        site.set_back(earlier)
+        site.at.connected.set()
+        await trio.sleep(200)
+        nursery.cancel_scope.cancel()
+    return [*site.wrong, "the primary acknowledges after the seal"] if site.is_sealed and keeper.holds else site.wrong
+
+
 async def loading(code, seed):
     """Let a process take over, and load for a minute: no other standby takes over from it."""
     random = Random(seed)
@@ -478,7 +593,7 @@ async def test_a_primary_gets_its_lease_back_from_a_process_that_hangs_in_its_ta
     await carry_out(objects, protocol.choose_epoch(rival, 1, "other"))
     for number in range(1, 20):
         now_s += 2.0
-        await lease.hold_lease(objects, rival, number, PERIOD_S)
+        await lease.LeaseHold().renew(objects, rival, number, PERIOD_S)
         await keeper._renew(nothing, nothing)
         # Before that, the process may still be reading the log.
         assert keeper.holds == (now_s - 2.0 >= lease.RIVALS * PERIOD_S or now_s < PERIOD_S)
@@ -497,14 +612,48 @@ async def test_a_process_that_takes_over_renews_the_lease_in_the_time_that_the_l
         nursery.cancel_scope.cancel()
 
 
+async def test_a_standby_renews_no_lease_after_the_primary_of_its_process_has_begun(autojump_clock):
+    objects, hold = MemoryObjects(), lease.LeaseHold()
+    one = standby.Standby(objects, Path(), SETTINGS, None, lambda: 0, clock=trio.current_time, hold=hold)
+    one._attempt, one._record = RUN, replace(one._record, standby=False)
+    objects._put(LEASE, encode_lease(Lease(2, RUN, period_ms=10_000)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.hold)
+        await trio.sleep(5.5)
+        assert decode_lease(objects.found[LEASE][0]).renewed
+        a_keeper(objects, clock=trio.current_time, hold=hold).began(3, bytes([1]) * 16, "first", 0.0)
+        went_back = encode_lease(Lease(2, RUN, period_ms=10_000))
+        objects._put(LEASE, went_back)
+        await trio.sleep(20)
+        assert objects.found[LEASE][0] == went_back
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_lease_that_cannot_be_read_does_not_end_the_process_that_holds_it():
     objects = MemoryObjects()
     objects._put(LEASE, b"{}")
-    assert await lease.hold_lease(objects, RUN, 1, PERIOD_S)
+    assert await lease.LeaseHold().renew(objects, RUN, 1, PERIOD_S)
 
 
 def test_no_standby_seals_the_log_of_a_primary_that_has_its_lease_again():
     assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [awakened]))] == []
+
+
+def test_no_renewal_of_a_process_undoes_its_own_replacement_of_the_lease():
+    assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [passed_on]))] == []
+
+
+def test_a_primary_whose_lease_went_back_writes_it_again():
+    assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [set_back]))] == []
+
+
+def test_a_primary_whose_log_went_back_too_ends():
+    assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, [rolled_back]))] == []
+
+
+def test_a_primary_whose_lease_went_back_acknowledges_nothing_that_a_standby_may_seal_off():
+    courses = [awakened_after_the_lease_went_back]
+    assert [(seed, found) for seed in range(SEEDS) if (found := wrong(seed, courses))] == []
 
 
 def test_no_standby_takes_over_from_a_process_that_takes_over_and_loads_for_longer_than_the_lease():
@@ -570,8 +719,8 @@ MISTAKES = [
         course,
         lease,
         "the terms end with the time of a registration, before the lease says so",
-        "        return not self._is_over and (not self._is_guarded or",
-        "        return not self._is_over and (not self._is_guarded or self._clock() - (self._renewed_s or 0) > EXPIRES_S or",
+        "        return is_open and (not self._is_guarded or",
+        "        return is_open and (not self._is_guarded or self._clock() - (self._renewed_s or 0) > EXPIRES_S or",
     ),
     (
         course,
@@ -653,11 +802,39 @@ MISTAKES = [
         "                pass\n",
     ),
     (
+        passed_on,
+        lease,
+        "a process renews its lease while it replaces it",
+        "            async with self._writing:\n",
+        "            if True:\n",
+    ),
+    (
+        set_back,
+        lease,
+        "a lease that went back is an error, whatever the log says",
+        "        if self.check_log is None:\n",
+        "        if True:\n",
+    ),
+    (
+        rolled_back,
+        lease,
+        "a lease that went back is written again without a look at the log",
+        "            await self.check_log()\n",
+        "            pass\n",
+    ),
+    (
+        awakened_after_the_lease_went_back,
+        lease,
+        "a lease that was written again is valid before a segment is stored",
+        "                await secure()\n",
+        "                if self._rival is not None:\n                    await secure()\n",
+    ),
+    (
         loading,
         standby,
         "a process that takes over does not renew its lease",
-        "hold_lease(self._objects, run, number, period_s)",
-        "hold_lease(self._objects, run, 0, period_s)",
+        "self._hold.renew(self._objects, run, number, period_s)",
+        "self._hold.renew(self._objects, run, 0, period_s)",
     ),
 ]
 #: Names that code outside a copy of the protocol compares with.
@@ -672,6 +849,7 @@ SHARED = (
     "TakeOverLost",
     "ReignOver",
     "BucketWentBack",
+    "LeaseWentBack",
 )
 
 

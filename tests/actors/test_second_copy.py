@@ -692,6 +692,60 @@ async def test_an_emptied_bucket_and_a_truncated_log_are_refused(tmp_path, objec
             pass
 
 
+async def test_a_start_replaces_a_lease_that_went_back_to_an_earlier_epoch(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(3)
+        await running.counted()
+        earlier = objects.found[LEASE][0]
+    async with primary(tmp_path / "data", objects) as running:
+        await running.counted()
+    objects._put(LEASE, earlier)
+    async with primary(tmp_path / "data", objects) as running:
+        lease = decode_lease(objects.found[LEASE][0])
+        assert (lease.epoch, lease.run) == (running.copy.status.epoch, running.copy._run) == (3, running.copy._run)
+        await running.write(3)
+        await running.counted()
+    objects._put(LEASE, earlier)
+    del objects.found[log_name(3, read_record(tmp_path / "data").place.number - 1)]
+    with pytest.raises(BucketWentBack):  # the log went back too
+        async with primary(tmp_path / "data", objects):
+            pass
+
+
+async def test_a_running_primary_replaces_a_lease_that_went_back(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, settings=replace(FAST, lease_s=10.0)) as running:
+        await running.counted()
+        earlier = objects.found[LEASE][0]
+        for _ in range(3):
+            before = decode_lease(objects.found[LEASE][0]).renewed
+            running.copy.lease.serve(())
+            await until(lambda before=before: decode_lease(objects.found[LEASE][0]).renewed > before)
+        objects._put(LEASE, earlier)
+        running.copy.lease.serve(())
+        await until(lambda: decode_lease(objects.found[LEASE][0]).renewed > before + 1 and running.copy.lease.holds)
+        await running.write(3)
+        await running.counted()
+
+
+async def test_a_running_primary_ends_if_lease_and_log_went_back(tmp_path, objects):
+    with pytest.raises(ExceptionGroup) as ended:  # noqa: PT012
+        async with primary(tmp_path / "data", objects, settings=replace(FAST, lease_s=10.0), finish=False) as running:
+            await running.counted()
+            found = dict(objects.found)
+            await running.write(3)
+            await running.counted()
+            before = decode_lease(objects.found[LEASE][0]).renewed
+            running.copy.lease.serve(())
+            await until(lambda: decode_lease(objects.found[LEASE][0]).renewed > before)
+            objects.found.clear()
+            objects.found.update(found)
+            running.copy.lease.serve(())
+            await trio.sleep_forever()
+    assert ended.group_contains(BucketWentBack, match="is missing or has changed")
+    assert not running.copy.lease.holds
+    assert objects.found[LEASE] == found[LEASE]
+
+
 async def test_the_prefix_of_another_directory_is_refused(tmp_path, objects):
     async with primary(tmp_path / "data", objects):
         pass

@@ -778,6 +778,35 @@ async def test_a_standby_reads_the_lease_when_its_time_is_over_and_not_only_at_i
         await until(lambda: not read_record(tmp_path / "second").standby)
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+async def test_a_standby_whose_lease_went_back_takes_over_by_itself_only_if_nothing_can_be_lost(
+    tmp_path, objects, mode
+):
+    clock, settings = Clock(), replace(LEASED, mode=mode)
+    async with primary(tmp_path / "data", objects, settings=settings) as running:
+        await until(lambda: running.copy.record.base is not None)
+        await running.counted()
+    earlier = replace(lease_of(objects), guarded=True)
+    async with primary(tmp_path / "data", objects, settings=settings, finish=False) as running:
+        await running.write(3)
+        await running.counted()
+        last = running.outbox.last
+    objects._put(LEASE, encode_lease(earlier))
+    async with following(tmp_path / "second", objects, replace(SETTINGS, lease_s=10.0), clock) as standby:
+        await has(standby, last)
+        await has_seen_the_lease(standby, objects, clock)
+        await until(lambda: standby.status.caught_up)
+        assert standby.status.automatic is (mode == "sync")
+        clock.now_s += 20.0
+        if mode == "sync":
+            await until(lambda: clock.ticks() and not read_record(tmp_path / "second").standby)
+        else:  # the last primary may acknowledge without a lease
+            asked = objects.asked
+            await until(lambda: clock.ticks() and objects.asked > asked + 5)
+            await taken_over(standby, tmp_path / "second")
+    assert lease_of(objects).epoch == read_record(tmp_path / "second").place.epoch == 3
+
+
 async def test_renewing_the_lease_restarts_its_time(tmp_path, objects):
     clock = Clock()
     async with primary(tmp_path / "data", objects, settings=LEASED) as running:

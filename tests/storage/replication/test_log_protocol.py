@@ -264,6 +264,10 @@ def test_each_planted_mistake_of_answers_is_found(rule, name, right, wrong):
     assert shows(protocol, planted(answers, name, right, wrong))
 
 
+def fetched(data):
+    return protocol.Fetched(data, "tag")
+
+
 def answered(steps, *answers):
     """Give a procedure these answers, and return its last request, or its result once it has ended."""
     request = next(steps)
@@ -275,11 +279,63 @@ def answered(steps, *answers):
     return request
 
 
-def test_a_lease_that_is_missing_or_older_than_the_directory_refuses_the_start():
-    with pytest.raises(protocol.BucketWentBack, match="epoch 0"):
-        answered(protocol.choose_epoch(RUN, 7), None)
-    with pytest.raises(protocol.BucketWentBack, match="epoch 6"):
-        answered(protocol.choose_epoch(RUN, 7), protocol.Fetched(encode_lease(Lease(6, OTHER)), "tag"))
+def test_a_missing_lease_refuses_the_start_whatever_the_log_has():
+    for is_in_log in (False, True):
+        with pytest.raises(protocol.BucketWentBack, match="missing") as refused:
+            answered(protocol.choose_epoch(RUN, 7, is_in_log=is_in_log), None)
+        assert refused.value.hint.startswith("start again")
+
+
+SEGMENT = b"the last object of the log"
+AT_ITS_END = protocol.Place(7, 4, digest(SEGMENT), 40)
+
+
+def lease_of_a_start(place, *answers):
+    """Return the last request of a start for which the lease is of epoch 5, though epoch 7 has begun."""
+    older = fetched(encode_lease(Lease(5, OTHER)))
+    own = protocol.OwnDirectory(40, frozenset([RUN, OTHER]), 40)
+    return answered(protocol.take_over(RUN, place, known=7, directory=own), [None], older, *answers, older)
+
+
+def test_a_start_replaces_a_lease_that_went_back_behind_the_log():
+    found = lease_of_a_start(AT_ITS_END, fetched(SEGMENT))
+    assert found == protocol.Exchange(LEASE, encode_lease(Lease(8, RUN)), "tag")
+
+
+@pytest.mark.parametrize(
+    ("place", "answers"),
+    [
+        (AT_ITS_END, [None]),
+        (AT_ITS_END, [fetched(b"another object")]),
+        (protocol.Place(7, 1, digest(SEGMENT), 40), []),  # the seal that began the epoch may be lost too
+    ],
+)
+def test_a_lease_of_an_earlier_epoch_is_refused_if_the_log_does_not_show_the_later_one(place, answers):
+    with pytest.raises(protocol.BucketWentBack, match="epoch 5") as refused:
+        lease_of_a_start(place, *answers)
+    assert refused.value.hint.startswith("start again")
+
+
+def test_a_start_that_reads_a_later_epoch_in_the_log_replaces_a_lease_that_went_back_behind_it():
+    seal = encode_seal(EpochSeal(9, OTHER))
+    older = fetched(encode_lease(Lease(7, OTHER)))
+    own = protocol.OwnDirectory(40, frozenset([RUN, OTHER]), 40)
+    steps = protocol.take_over(RUN, AT_ITS_END, known=7, directory=own)
+    found = answered(steps, [fetched(seal)], [None], older, older)
+    assert found == protocol.Exchange(LEASE, encode_lease(Lease(10, RUN)), "tag")
+
+
+def test_a_renewal_replaces_an_older_lease_only_if_the_log_has_everything():
+    terms = protocol.Terms(0, allows_standby=True, is_free=True, is_kept=False)
+    mine = Lease(8, RUN, renewed=6)
+    for older in (Lease(8, RUN, renewed=3), Lease(7, OTHER)):
+        with pytest.raises(protocol.LeaseWentBack) as refused:
+            answered(protocol.renew(mine, 5, terms), fetched(encode_lease(older)))
+        assert refused.value.hint.startswith("start again")
+        request = answered(protocol.renew(mine, 5, terms, is_in_log=True), fetched(encode_lease(older)))
+        assert request == protocol.Exchange(LEASE, encode_lease(mine), "tag")
+    with pytest.raises(protocol.BucketWentBack, match="missing"):
+        answered(protocol.renew(mine, 5, terms, is_in_log=True), None)
 
 
 def test_a_lease_is_replaced_only_if_it_is_the_one_that_was_read():
@@ -388,10 +444,6 @@ def test_a_write_of_the_lease_that_took_effect_late_does_not_end_the_take_over_o
     held, written = (protocol.Fetched(encode_lease(each), "tag") for each in (seen, mine))
     steps = protocol.choose_epoch(RUN, 7, follower=protocol.Follower(seen))
     assert answered(steps, held, protocol.Verdict.UNKNOWN, held, written) == 8
-
-
-def fetched(data):
-    return protocol.Fetched(data, "tag")
 
 
 def test_a_seal_whose_answer_was_lost_is_ended_too_since_a_clone_may_have_had_the_answer():
