@@ -89,7 +89,7 @@ class StandbyStatus:
     last: int | None
     """The last commit that it has; None until its base is complete."""
     caught_up: bool
-    """True if the log had no further segment when it was last read."""
+    """True if the log had no further segment when it was last read, and nothing has failed since."""
     lag_commits: int
     """Commits that the primary reported as counted, and the standby lacks."""
     read_ms: int | None
@@ -247,8 +247,7 @@ class Standby:
                 await self._note(replace(self._record, place=ROOT, base=None, until=0, ahead_ms=self._ahead_ms))
                 self._caught_up = False
             except StoreError as error:
-                self._failed(error.detail)
-                await self._pause(PAUSE_S)
+                await self._pause_after(error)
             else:
                 break
         await self._note(self._record)
@@ -346,6 +345,15 @@ class Standby:
         if self._by_hand and self._record.place == ROOT:
             self._refuse("the standby has no complete base yet")
 
+    async def _pause_after(self, error: StoreError) -> None:
+        """Show that this standby applies nothing now, and pause. Raises as ``_look_at_lease``."""
+        self._caught_up = False
+        self._refuse(error.detail)
+        if self._clock() >= self._lease_due_s:
+            await self._look_at_lease()  # how far the primary is
+        self._failed(error.detail)
+        await self._pause(PAUSE_S)
+
     def _failed(self, why: str) -> None:
         if not self._error:
             log.warning("the log cannot be read", extra={"why": why})
@@ -374,8 +382,7 @@ class Standby:
                     await store.tidy()
             except StoreError as error:
                 # From the object store or the disk. Applying segments again changes nothing.
-                self._failed(error.detail)
-                await self._pause(PAUSE_S)
+                await self._pause_after(error)
                 await self._continue(store)
                 continue
             until_due_s = max(0.0, self._lease_due_s - self._clock())
@@ -389,8 +396,7 @@ class Standby:
                 value = await store.get(Table.METADATA, FOLLOWED_KEY)
                 break
             except StoreError as error:
-                self._failed(error.detail)
-                await trio.sleep(PAUSE_S)
+                await self._pause_after(error)
         found = Followed.of(self._record, value)
         self._place = self._noted = found.place
         self._time_ms, self._ahead_ms = found.time_ms, max(self._ahead_ms, found.ahead_ms)
@@ -424,7 +430,6 @@ class Standby:
             else:
                 self._error = ""
             return False
-        self._error = ""
         batches = batches_after(place, objects)
         while (batch := await in_thread(lambda: next(batches, None))) is not None:
             if batch.place.commit is None:
@@ -435,6 +440,7 @@ class Standby:
             self._place = batch.place
             if batch.place.clean:
                 self._handed_over_s = self._clock()
+        self._error = ""
         return True
 
     async def _read_ahead(self, place: Place) -> Sequence[bytes | None]:

@@ -1436,6 +1436,57 @@ async def test_a_standby_continues_after_its_disk_has_refused_a_write(tmp_path, 
             assert refused
 
 
+@pytest.mark.parametrize("fails", ["recover", "apply"])
+async def test_a_standby_that_can_apply_nothing_shows_how_far_the_primary_is_and_refuses_a_take_over(
+    tmp_path, objects, monkeypatch, fails
+):
+    clock, real, is_full = Clock(), getattr(LevelDBStore, fails), False
+
+    async def refused(store, *args):
+        if is_full:
+            raise StoreError("no space left on device")
+        return await real(store, *args)
+
+    monkeypatch.setattr(LevelDBStore, fails, refused)
+    settings = replace(SETTINGS, lease_s=10.0)
+    async with (
+        primary(tmp_path / "data", objects, settings=LEASED) as running,
+        following(tmp_path / "second", objects, settings, clock) as standby,
+    ):
+        await running.write(3)
+        await running.counted()
+        last = running.outbox.last
+        await has(standby, last)
+        await registered(running, objects, clock)
+        await until(lambda: clock.ticks() and standby.status.automatic)
+        is_full = True
+        if fails == "recover":
+            monkeypatch.setattr(standby_module, "read_all", unreadable(standby_module.read_all))
+        await running.write(5)
+        await running.counted()
+        running.copy.lease.serve(())
+        await until(lambda: clock.ticks() and "no space" in standby.status.error and standby.status.lag_commits == 5)
+        assert (standby.status.automatic, standby.status.caught_up) == (False, False)
+        with pytest.raises(TakeOverLost, match="no space"):
+            await standby.take_over()
+        is_full = False
+        await has(standby, running.outbox.last)
+        assert read_record(tmp_path / "second").standby
+
+
+def unreadable(read_all):
+    """Let the first call fail, so that the standby reopens its store."""
+    calls = []
+
+    async def read(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise StoreError("one failure")
+        return await read_all(*args)
+
+    return read
+
+
 async def test_a_take_over_whose_client_has_given_up_is_not_retried(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(5)
