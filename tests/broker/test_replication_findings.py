@@ -10,7 +10,10 @@ import trio
 
 from actors.second_copy import CopyStatus
 from actors.settings import ReplicationConfig
+from broker.api.operations.replication import Replication
+from broker.http.messages import Request
 from broker.replication import copy_findings
+from plainsong.protocol.errors import Conflict
 from storage.replication.measured import MeasuredObjects, PutTimes
 from storage.replication.notices import Registration
 from storage.replication.protocol import Verdict
@@ -99,3 +102,16 @@ async def test_writes_that_took_effect_are_measured_and_no_others(autojump_clock
         pytest.approx(51),
         pytest.approx(100),
     )
+
+
+@pytest.mark.parametrize(("error", "is_current"), [("the object store is away", True), ("", False)])
+async def test_a_primary_that_does_not_reach_the_object_store_does_not_hand_over(error, is_current):
+    status = replace(WELL, error=error, standbys=(Registration("s", 1),))
+    copy, switched = SimpleNamespace(status=status, lease=SimpleNamespace(is_current=is_current)), []
+    route = Replication(copy, "s3://bucket/x", lambda: switched.append(True))
+    with pytest.raises(Conflict, match=error or "cannot take everything"):
+        await route.hand_over(Request({}, "", {}))
+    assert not switched
+    copy.status, copy.lease.is_current = replace(status, error=""), True
+    assert (await route.hand_over(Request({}, "", {}))).status == 202
+    assert switched

@@ -102,6 +102,12 @@ class Replication:
                 'replication.standby is "never", so no standby could take over', hint='set it to "allowed", and restart'
             )
         status = self.copy.status
+        if status.error or not self.copy.lease.is_current:
+            why = f": {status.error}" if status.error else ""
+            raise Conflict(
+                f"the object store cannot take everything now{why}",
+                hint="hand over once `error` in GET /v1/replication is null",
+            )
         if status.given_up:
             raise Conflict("the second copy has a gap, and no complete base after it", hint="wait for the next base")
         if status.counted is None:
