@@ -205,7 +205,8 @@ class Standby:
         """
         if not self._askers:
             self._by_hand, self._refused, self._decided = True, "", trio.Event()
-            self._has_sealed = False
+            # An attempt whose clients have left may have sent its seal, and continues.
+            self._has_sealed = self._has_sealed and bool(self._attempt)
             self._wake.set()
         self._askers += 1
         try:
