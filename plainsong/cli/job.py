@@ -29,8 +29,9 @@ from plainsong.cli.command import CommandFailed, Exit, exit_of, json_option
 from plainsong.cli.connection import Where, where_options
 from plainsong.cli.job_metrics import JobMetrics
 from plainsong.cli.options import show_length
-from plainsong.cli.output import echo_json, plural, show_count, show_rate
+from plainsong.cli.output import echo_json, show_count, show_rate
 from plainsong.protocol.errors import PlainsongError
+from plainsong.protocol.plurals import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -657,9 +657,12 @@ def renew(
         if held is not None and sent is not None and _is_same(held, sent):
             return held  # the answer was lost
         is_own = held is not None and held.run == lease.run
-        if held is None or held.epoch < lease.epoch or (is_own and held.renewed < confirmed):
-            raise BucketWentBack("the lease is missing, or older than the one that this process wrote", hint=LEAVE_HINT)
-        if not (is_own or _may_replace(held, over, is_silent=is_silent)):
+        if held is None:
+            raise BucketWentBack("the lease is missing", hint=LEAVE_HINT)
+        is_older = held.epoch < lease.epoch or (is_own and held.renewed < confirmed)
+        if is_older and not is_in_log:
+            raise LeaseWentBack("the lease is older than the one that this process wrote", hint=LEAVE_HINT)
+        if not (is_own or is_older or _may_replace(held, over, is_silent=is_silent)):
             return held
         assert found is not None  # ``held`` was decoded from it
         sent = terms.applied(replace(lease, standbys=held.standbys))
