@@ -235,7 +235,7 @@ def test_a_changed_value_of_any_column_is_damage(spark, archive, monkeypatch):
         changed = {file.path: name for (_, file), (name, _) in zip(files, changes, strict=False)}
         found = found_damage(spark, archive)
         assert {path: found.get(path) for path in changed} == dict.fromkeys(
-            changed, "has 1 rows that do not match their checksums"
+            changed, "has 1 row with a wrong checksum"
         ), changed
 
 
