@@ -427,16 +427,21 @@ class SecondCopy:
         await self._calls.patiently(lambda: self._calls.do(store(upload)))
 
     async def _look(self) -> None:
-        """Check that no other process has ended the epoch. Raises ReignOver."""
+        """Check that no other process has ended the epoch, if the object store answers. Raises ReignOver."""
         self._look_at_s = trio.current_time() + LOOK_EVERY_S
-        place = self._now.place
         try:
-            found = await self._calls.objects.get(log_name(place.epoch, place.number))
+            await self._check_next()
         except StoreError as error:
             self._calls.failed(error.detail)
-            return
-        self._calls.succeeded()
-        if found is not None:
+        else:
+            self._calls.succeeded()
+
+    async def _check_next(self) -> None:
+        """Check that no other process has written at the next number. Raises ReignOver, StoreError."""
+        place = self._now.place
+        found = await self._calls.objects.get(log_name(place.epoch, place.number))
+        # Otherwise this process may have begun a segment with the number since the request.
+        if found is not None and self._now.place == place:
             raise self._calls.ended(ReignOver(f"another process has ended epoch {place.epoch}"))
 
     async def _check_log(self) -> None:
@@ -446,11 +451,8 @@ class SecondCopy:
           BucketWentBack, ReignOver: it does not.
           StoreError: the object store does not answer.
         """
-        place = self._now.logged_place
-        await self._calls.do(check_place(place))
-        place = self._now.place
-        if await self._calls.objects.get(log_name(place.epoch, place.number)) is not None:
-            raise self._calls.ended(ReignOver(f"another process has ended epoch {place.epoch}"))
+        await self._calls.do(check_place(self._now.logged_place))
+        await self._check_next()
 
     @property
     def _now(self) -> Reign:

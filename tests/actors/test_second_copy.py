@@ -113,6 +113,22 @@ def objects():
     return MemoryObjects()
 
 
+async def test_a_segment_that_is_stored_while_the_log_is_checked_is_not_taken_for_another_processs(tmp_path, objects):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.counted()
+        get, place = objects.get, running.copy._now.place
+
+        async def get_late(name):
+            if name == log_name(place.epoch, place.number):
+                await running.write()
+                await running.counted()
+            return await get(name)
+
+        objects.get = get_late
+        await running.copy._look()
+        assert running.copy._now.place.number > place.number
+
+
 async def test_a_writer_can_wait_until_at_most_half_of_the_backlog_waits(tmp_path, objects):
     settings = replace(FAST, backlog_bytes=2000)
     async with primary(tmp_path / "data", objects, settings=settings) as running:
