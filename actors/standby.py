@@ -175,6 +175,8 @@ class Standby:
         self._wake = trio.Event()
         self._decided = trio.Event()
         self._refused = ""
+        #: False once the attempt has sent a seal that may have taken effect.
+        self._is_undone = True
 
     # --- for the daemon ---------------------------------------------------------------------------
 
@@ -221,6 +223,8 @@ class Standby:
             if self._has_sealed:
                 raise OutcomeUnknown(f"the log may be sealed: {why}", hint="ask the standby for its role")
             raise TakeOverLost(f"the standby cannot take over now: {why}", hint="nothing is taken over; try again")
+        if self._refused and not self._is_undone:
+            raise OutcomeUnknown(f"the log may be sealed: {self._refused}", hint="ask the standby for its role")
         if self._refused:
             raise TakeOverLost(self._refused, hint="plainsong replica status shows how far the standby is")
         return self._place.epoch
@@ -600,12 +604,12 @@ class Standby:
             follower=Follower(seen, self._registration.id),
         )
         try:
-            steps = self._while_asked(attempt) if seen is None else attempt
+            steps = self._noting_seal(attempt, needs_client=seen is None)
             objects = self._hold.excluded(self._objects, self._settings.lease_s)
             place = await carry_out(objects, steps, apply, failed=self._failed)
         except (TakeOverLost, ReignOver) as error:
             log.warning("the take-over has failed", extra={"why": error.detail})
-            self._lease = None
+            self._lease, self._is_undone = None, True
             self._refuse(error.detail)
             await self._continue(store)
             return False
@@ -636,8 +640,8 @@ class Standby:
         )
         return True
 
-    def _while_asked(self, attempt: Steps[Place]) -> Steps[Place]:
-        """Make a take-over by hand, and stop before its first seal if no client waits for it any more.
+    def _noting_seal(self, attempt: Steps[Place], *, needs_client: bool) -> Steps[Place]:
+        """Make a take-over; one by hand stops before its first seal if no client waits for it any more.
 
         The object store may have been unavailable for hours since the last client gave up.
 
@@ -645,7 +649,7 @@ class Standby:
           TakeOverLost: no client waits.
         """
         answer: object = None
-        self._has_sealed = False
+        self._has_sealed, self._is_undone = False, True
         while True:
             try:
                 request = attempt.send(answer)
@@ -653,10 +657,12 @@ class Standby:
                 place: Place = done.value
                 return place
             if isinstance(request, Create | Exchange) and not self._has_sealed:
-                if not self._askers:
+                if needs_client and not self._askers:
                     raise TakeOverLost("the client stopped waiting for the take-over")
                 self._has_sealed = request.name != LEASE
             answer = yield request
+            if self._has_sealed and answer in (Verdict.DONE, Verdict.UNKNOWN):
+                self._is_undone = False
 
     def _refuse(self, why: str) -> None:
         if self._by_hand:

@@ -34,7 +34,7 @@ from storage.replication.notices import (
     log_name,
 )
 from storage.replication.outbox import Outbox
-from storage.replication.protocol import AHEAD, Foreign, ReignOver, TakeOverLost
+from storage.replication.protocol import AHEAD, Foreign, ReignOver, TakeOverLost, Verdict
 from storage.replication.reading import bases_of, is_removed, verify
 from storage.replication.record import FOLLOWED_KEY, Followed, read_record
 from storage.replication.segment import ASYNC, SYNC, decode_segment, is_segment
@@ -1520,6 +1520,30 @@ async def test_a_take_over_that_the_object_store_does_not_allow_in_time_is_refus
             await running.write(5)
             await running.counted()
             await has(standby, running.outbox.last)  # it follows, and is no primary
+
+
+async def test_a_take_over_that_fails_after_its_seal_says_that_its_outcome_is_not_known(tmp_path, objects):
+    async with primary(tmp_path / "data", objects, finish=False) as running:
+        await running.write(5)
+        await running.counted()
+    create, get = objects.create, objects.get
+
+    async def refused(name):
+        raise ObjectStoreRefused("the credentials were withdrawn")
+
+    async def create_once(name, data):
+        verdict = await create(name, data)
+        if not is_segment(data):
+            objects.get = refused
+            return Verdict.UNKNOWN
+        return verdict
+
+    async with following(tmp_path / "second", objects) as standby:
+        await has(standby, running.outbox.last)
+        objects.create = create_once
+        with pytest.raises(OutcomeUnknown, match="the credentials were withdrawn"):
+            await standby.take_over()
+        objects.create, objects.get = create, get
 
 
 async def test_a_take_over_that_has_sent_its_seal_says_that_its_outcome_is_not_known(tmp_path, objects):
