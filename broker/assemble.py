@@ -129,7 +129,7 @@ async def assemble(
         *_message_subjects(core, service),
         *_topic_subjects(core, service),
         *_operation_subjects(core, service, care, handlers, descriptors, copy),
-        Replication(copy, config.replication.to, switch),
+        Replication(copy, config.replication.to, switch, config.replication.lease_s),
     )
     endpoints = bind(ROUTES, subjects, core.tasks)
     begin: Begin = service.streams.begin

@@ -30,6 +30,7 @@ import signal
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import trio
@@ -77,7 +78,7 @@ from plainsong.protocol.version import VERSION
 from storage.copy_parts import refuse_unfinished
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from broker.config import Config
@@ -101,10 +102,10 @@ async def run_daemon(config: Config, *, announce: Callable[[Running], None], tes
       NameTaken: another instance of the cluster has the name of this one.
     """
     with short_collections():
-        while True:
-            serve_next = _take_over_and_run if is_standby(config) else _run
-            if not await serve_next(config, announce, testing):
-                return
+        serve_next: Callable[[Config, Callable[[Running], None], Testing | None], Awaitable[bool]] = _run
+        while await (_take_over_and_run if is_standby(config) else serve_next)(config, announce, testing):
+            # If the directory is not a standby's now, the switch has failed.
+            serve_next = _serve_again
 
 
 async def _take_over_and_run(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> bool:
@@ -115,6 +116,20 @@ async def _take_over_and_run(config: Config, announce: Callable[[Running], None]
         follows_next = is_primary and await _run(config, announce, testing, hold)
         holding.cancel_scope.cancel()
     return follows_next
+
+
+async def _serve_again(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> bool:
+    """Serve after a switch that failed, once the object store responds again. Returns the result of ``_run``.
+
+    Raises ReignOver or Foreign if a standby has taken over meanwhile.
+    """
+    log.warning("the log was not handed over: serving again")
+    async with trio.open_nursery() as nursery:
+        # A service manager that believes the daemon to run ends it if it is silent for as long as this may take.
+        nursery.start_soon(_keep_alive, Notifier(os.environ))
+        is_switched = await _run(config, announce, testing, start_s=inf)
+        nursery.cancel_scope.cancel()
+    return is_switched
 
 
 async def _follow(config: Config, announce: Callable[[Running], None], holding: trio.Nursery, hold: LeaseHold) -> bool:
@@ -150,9 +165,19 @@ async def _follow(config: Config, announce: Callable[[Running], None], holding: 
 
 
 async def _run(
-    config: Config, announce: Callable[[Running], None], testing: Testing | None, hold: LeaseHold | None = None
+    config: Config,
+    announce: Callable[[Running], None],
+    testing: Testing | None,
+    hold: LeaseHold | None = None,
+    *,
+    start_s: float | None = None,
 ) -> bool:
-    """Serve. Returns True if a standby has taken over as planned, so that this process is to follow its log."""
+    """Serve. Returns True after a planned switch: this process is to follow, or to serve again if the switch has failed.
+
+    Args:
+      hold: of the standby that has taken over in this process.
+      start_s: see ``second_copy``.
+    """
     notifier = Notifier(os.environ)
     traces = open_traces(config)
     stop, switching = trio.Event(), trio.Event()
@@ -171,7 +196,9 @@ async def _run(
     async with (
         nullcontext() if traces is None else aclosing(traces),
         open_store(config, outbox) as store,
-        second_copy(config, store, outbox, switching, hold or LeaseHold()) as copy,
+        second_copy(
+            config, store, outbox, switching, hold or LeaseHold(), partial(_keep_alive, notifier), start_s
+        ) as copy,
         trio.open_nursery() as actors,
     ):
         config = fitted(config, store.traits)
@@ -248,7 +275,8 @@ async def _run(
                 notifier.ready()
                 watches.start_soon(_keep_alive, notifier)
                 await stop.wait()
-                notifier.stopping()
+                if not switching.is_set():
+                    notifier.stopping()  # after this a service manager ends the process, which goes on after a switch
                 if rebalance is not None:
                     await hand_over(daemon.directory, daemon.stopping, rebalance, config.shutdown.drain_s)
                 daemon.stop()
@@ -258,7 +286,7 @@ async def _run(
             await daemon.drained()
         actors.cancel_scope.cancel()
     log.info("stopped")
-    return switching.is_set() and is_standby(config)
+    return switching.is_set()
 
 
 async def _verify_address(daemon: Daemon, name: str, address: str) -> None:

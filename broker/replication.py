@@ -28,7 +28,7 @@ from storage.replication.record import read_record
 from storage.replication.segment import DamagedLog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from actors.lease import LeaseHold, LeaseKeeper
     from actors.mailbox import RunQueue
@@ -112,13 +112,21 @@ def is_standby(config: Config) -> bool:
 
 @asynccontextmanager
 async def second_copy(
-    config: Config, store: Store, outbox: Outbox | None, switching: trio.Event, hold: LeaseHold
+    config: Config,
+    store: Store,
+    outbox: Outbox | None,
+    switching: trio.Event,
+    hold: LeaseHold,
+    keep_alive: Callable[[], Awaitable[None]],
+    start_s: float | None = None,
 ) -> AsyncIterator[SecondCopy | None]:
     """Run the copy during the block; at its end, ship the remaining commits. Yields None without a second copy.
 
     Args:
       hold: renews the lease of a take-over in this process.
       switching: if it is set at the end, end the log cleanly for a standby.
+      keep_alive: notifies a service manager meanwhile, until it is cancelled.
+      start_s: how long to wait for an object store that does not answer; None: ``START_TIMEOUTS`` time-outs.
     Raises:
       StoreUnusable, StoreError: the object store cannot be used, or does not answer.
       StorageFailed: the log does not belong to this directory; see ``SecondCopy.begin`` and ``SecondCopy.run``.
@@ -141,7 +149,9 @@ async def second_copy(
         holder=platform.node(),
         hold=hold,
     )
-    start_s = START_TIMEOUTS * replication.timeout_s
+    seal_s = START_TIMEOUTS * replication.timeout_s
+    if start_s is None:
+        start_s = seal_s
     with trio.move_on_after(start_s) as starting:
         copy.on_read = partial(_extend, starting, start_s)
         await copy.begin()
@@ -156,10 +166,12 @@ async def second_copy(
         await _settle(copy, store)
         store.acknowledges = lambda: copy.lease.holds
         yield copy
+        if switching.is_set():
+            nursery.start_soon(keep_alive)
         with trio.move_on_after(config.shutdown.drain_s) as finishing:
             await copy.finish()
         if switching.is_set():
-            await _hand_over(copy, start_s, is_complete=not finishing.cancelled_caught and copy.is_whole)
+            await _hand_over(copy, seal_s, is_complete=not finishing.cancelled_caught and copy.is_whole)
         nursery.cancel_scope.cancel()
 
 

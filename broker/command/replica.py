@@ -326,13 +326,18 @@ def switch(as_json: bool, where: Where) -> None:
 
     The URL is the primary's. It finishes all requests, sends every commit, ends
     the log cleanly and then follows as a standby. The other standby takes over at
-    once, or with replication.lease_s = 0 by `plainsong replica takeover`.
+    once; with replication.lease_s = 0, or in a folder (file:), only by
+    `plainsong replica takeover`. Refused while the object store does not respond.
     """
     done = replicas.switch_primary(where)
     if as_json:
         echo_json(done)
-    else:
-        click.echo(f"the primary stops after commit {done['lastCommit']} or later; then it follows as a standby")
+        return
+    says = f"the primary stops after commit {done['lastCommit']} or later; then it follows as a standby"
+    # A daemon of an earlier version does not say it.
+    if not done.get("automatic", True):
+        says += "; no standby takes over by itself: then run plainsong replica takeover at the standby"
+    click.echo(says)
 
 
 @replica.command(cls=Verb, examples=["plainsong replica rejoin --config /etc/plainsong.toml"])

@@ -24,7 +24,7 @@ from plainsong.errors import PlainsongError
 from storage.replication.record import Settle, read_record, write_record
 from tests.daemon.harness import ROOT, Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
 from tests.ports import free_port
-from tests.storage.replication.s3_proxy import S3Proxy
+from tests.storage.replication.s3_proxy import Fault, S3Proxy
 from tests.storage.replication.s3_server import BUCKET, TOOLS, s3_server
 
 QUICK = ("replication.interval_ms=20", "replication.timeout_s=5")
@@ -338,6 +338,34 @@ def test_a_planned_switch_loses_nothing_and_both_daemons_change_their_roles(tmp_
         with site.client("b", "a") as client:
             client.transactions.commit(transaction)
             assert values(client) == [b"open", b"last of 0", b"last of 1"]
+
+
+def test_a_primary_that_cannot_end_the_log_after_a_switch_serves_again_once_the_object_store_responds(tmp_path, place):
+    url, environ = place
+    with S3Proxy(environ) as proxy:
+        # A start that follows a failed switch waits for longer than another one, whose limit is four time-outs.
+        sets = ("replication.timeout_s=1", "shutdown.drain_s=1")
+        cut_off, site = Site(tmp_path, (url, proxy.environment), *BY_HAND, *sets), Site(tmp_path, place, *BY_HAND)
+        with cut_off.daemon("a") as first, site.standby("b"):
+            with cut_off.client("a") as client:
+                client.create_topic("orders")
+                client.publish("orders", [b"1"])
+            eventually("the standby follows", lambda: follows(site.url("b"), cut_off.url("a")))
+            eventually("the standby is registered", lambda: state(cut_off.url("a"))["standbys"])
+            # An idle primary only reads the log, so it notices nothing before the switch.
+            proxy.goes_on.clear()
+            proxy.fault = lambda method, path: Fault.HANG if method == "PUT" and "/log/" in path else None
+            cut_off.replica("switch", "--url", cut_off.url("a"))
+            first.wait_for_line("serving again")
+            assert not first.ended
+            proxy.restore()
+            eventually("it serves again", lambda: serves(cut_off.url("a")))
+            assert role(site.url("b")) == "standby"
+            with cut_off.client("a") as client:
+                client.publish("orders", [b"2"])
+                assert values(client) == [b"1", b"2"]
+            eventually("the standby follows", lambda: follows(site.url("b"), cut_off.url("a")))
+            assert not first.ended
 
 
 @pytest.mark.parametrize("turn", range(ROUNDS or 1))

@@ -54,6 +54,8 @@ class Replication:
     """``replication.to``."""
     switch: Callable[[], None] | None = None
     """Ends this primary so that a standby takes over at once; None if no standby is allowed."""
+    lease_s: float = 0.0
+    """``replication.lease_s``."""
 
     async def show(self, request: Request) -> Answer:
         """Return the current state; without a copy, all but ``role`` is null."""
@@ -102,12 +104,6 @@ class Replication:
                 'replication.standby is "never", so no standby could take over', hint='set it to "allowed", and restart'
             )
         status = self.copy.status
-        if status.error or not self.copy.lease.is_current:
-            why = f": {status.error}" if status.error else ""
-            raise Conflict(
-                f"the object store cannot take everything now{why}",
-                hint="hand over once `error` in GET /v1/replication is null",
-            )
         if status.given_up:
             raise Conflict("the second copy has a gap, and no complete base after it", hint="wait for the next base")
         if status.counted is None:
@@ -117,8 +113,19 @@ class Replication:
                 "no standby is registered, so no daemon would take over",
                 hint="start one, and wait until GET /v1/replication of this daemon shows it in standbys",
             )
+        if status.error or not self.copy.lease.is_current:
+            # It would stop serving, and could not end the log.
+            why = f": {status.error}" if status.error else ""
+            raise ReplicationUnavailable(
+                f"the object store does not take the commits of this daemon at the moment, so it cannot hand over{why}",
+                hint="it goes on as before; once the object store responds, run plainsong replica switch again",
+            )
         self.switch()
-        handed: HandedOver = {"epoch": status.epoch, "lastCommit": status.last}
+        handed: HandedOver = {
+            "epoch": status.epoch,
+            "lastCommit": status.last,
+            "automatic": status.has_lease and self.lease_s > 0,
+        }
         return json_answer(handed, status=202)
 
 

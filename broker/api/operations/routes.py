@@ -126,7 +126,7 @@ ROUTES: tuple[Route[Any], ...] = (
         success=202,
         answered="the daemon stops serving",
         answer=HandedOver,
-        errors=(*ANY, "conflict"),
+        errors=(*ANY, "conflict", "replication_unavailable"),
     ),
     Route(
         "get_events",

@@ -373,3 +373,4 @@ class HandedOver(TypedDict):
 
     epoch: Count
     lastCommit: Count
+    automatic: Annotated[bool, Json("a standby takes over by itself; otherwise one must be asked to")]
