@@ -20,9 +20,7 @@ import trio
 from storage.base import StoreError, StoreUnusable
 from storage.leveldb.shipping import NO_COMMIT
 from storage.replication.bases import FORMAT_NAME, encode_format
-from storage.replication.carry import (
-    carry_out,
-)
+from storage.replication.carry import ObjectStoreUnavailable, carry_out
 from storage.replication.conditions import check_replacement
 from storage.replication.outbox import Unsent, operations_of
 from storage.replication.protocol import (
@@ -35,9 +33,10 @@ from storage.replication.protocol import (
     Terms,
     check_place,
     claim_prefix,
+    follow,
     take_over,
 )
-from storage.replication.reading import check_store, has_base_after, is_removed
+from storage.replication.reading import ATTEMPTS, check_store, has_base_after, is_removed
 from storage.replication.record import Record, RecordFile, write_record
 from storage.replication.segment import RUN_BYTES
 from storage.threaded import in_thread
@@ -246,6 +245,40 @@ async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
         if await has_base_after(objects, place):
             raise _too_old(place) from None
         raise BucketWentBack(error.detail, hint=LOST_HINT) from None
+
+
+async def is_deposed(objects: Objects, record: Record) -> bool:
+    """True if another process has continued the log of a primary's directory, so that a start would be refused.
+
+    Raises:
+      Foreign: the prefix has the log of another store.
+      BucketWentBack: the object store has lost the log.
+      StoreError, DamagedLog: it cannot be read.
+    """
+    place = record.place
+    await check_store(objects, record.store)
+    if await is_removed(objects, place):
+        return True
+    own = OwnDirectory(None, frozenset(record.runs), NO_COMMIT, writer=record.writer)
+    failures = 0
+
+    def failed(why: str) -> None:
+        nonlocal failures
+        failures += 1
+        if failures == ATTEMPTS:
+            raise ObjectStoreUnavailable(why)
+
+    try:
+        await carry_out(objects, check_place(place), failed=failed)
+    except BucketWentBack as error:
+        if await has_base_after(objects, place):
+            return True
+        raise BucketWentBack(error.detail, hint=LOST_HINT) from None
+    try:
+        await carry_out(objects, follow(place, own, {own.writer}), failed=failed)
+    except Foreign:
+        return True
+    return False
 
 
 async def _end_log(objects: Objects, directory: Path, record: Record) -> None:

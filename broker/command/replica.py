@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import trio
 
-from actors.copy_start import leave_copy
+from actors.copy_start import is_deposed, leave_copy
 from actors.restoring_copy import compare_bases, refuse_late_clock, restore_copy
 from actors.standby import settle_alone
 from broker.command.failures import reported
@@ -342,13 +342,19 @@ def switch(as_json: bool, where: Where) -> None:
 
 @replica.command(cls=Verb, examples=["plainsong replica rejoin --config /etc/plainsong.toml"])
 @setting_options
+@click.option("--force", is_flag=True, help="Do it even if no other process is known to have taken over.")
 @json_option
-def rejoin(file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], as_json: bool) -> None:
+def rejoin(
+    file: Path | None, data_dir: str | None, bind: str | None, sets: tuple[str, ...], force: bool, as_json: bool
+) -> None:
     """Make the directory of a stopped, deposed primary a standby's.
 
     Moves its store to the folder deposed-TIME in the directory: it may have
     commits that never counted. The daemon then starts as a standby. After an
     interruption, run the same command again, or start the daemon: both continue.
+
+    Refused, with exit code 1, if the log in the object store shows that no other
+    process has taken over: start the daemon then, which sends what is missing.
     """
     config = load_settings(file, data_dir, bind, sets).config
     directory = config.storage.data_dir.absolute()
@@ -362,7 +368,16 @@ def rejoin(file: Path | None, data_dir: str | None, bind: str | None, sets: tupl
                 raise StoreUnusable(f"{directory} is already a standby's", hint="start the daemon")
             if config.replication.to:
                 objects = open_objects(config.replication.to, config.replication.timeout_s)
-                trio.run(until_ctrl_c, partial(_check_store, objects, record.store))
+                # An interrupted run of this command has looked already.
+                is_decided = force or record.standby
+                look = (
+                    partial(_check_store, objects, record.store)
+                    if is_decided
+                    else partial(_is_deposed, objects, record)
+                )
+                trio.run(until_ctrl_c, look)
+            elif not (force or record.standby):
+                raise StoreUnusable("replication.to is not set", hint="set it as before, or give --force")
             aside = directory / make_standby(directory, record, now_ms())
         finally:
             home.close()
@@ -370,6 +385,29 @@ def rejoin(file: Path | None, data_dir: str | None, bind: str | None, sets: tupl
         echo_json({"store": record.store, "dataDir": str(directory), "aside": str(aside)})
     else:
         click.echo(f"{directory} is now a standby's; its former store is in {aside}")
+
+
+async def _is_deposed(objects: Objects, record: Record) -> None:
+    """Return if another process has continued the log of a primary's directory.
+
+    Raises:
+      CommandFailed: none has.
+      Foreign: the prefix has the log of another store.
+      StoreError, DamagedLog: that cannot be read.
+    """
+    try:
+        if await is_deposed(objects, record):
+            return
+    except ObjectStoreUnavailable as error:
+        raise ObjectStoreUnavailable(
+            f"the log cannot be read: {error.detail}", hint="try again once the object store responds, or give --force"
+        ) from error
+    raise CommandFailed(
+        "no other process has taken over the log of this directory, which is still the primary's",
+        hint="start the daemon: it serves, and sends what the object store lacks; if it refuses to start, or if this "
+        "directory is to become a standby's all the same, give --force: messages that were not sent are then only in "
+        "the folder deposed-TIME",
+    )
 
 
 async def _check_store(objects: Objects, store: str) -> None:

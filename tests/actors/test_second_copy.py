@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -12,14 +13,14 @@ import trio
 import trio.testing
 
 from actors import copy_calls, copy_start, restoring_copy, second_copy
-from actors.copy_start import leave_copy
+from actors.copy_start import is_deposed, leave_copy
 from actors.restoring_copy import SKEW_MS, compare_bases, refuse_late_clock, replay
 from actors.second_copy import SecondCopy
 from actors.settings import ReplicationConfig
 from plainsong.protocol.effects import RollBack, Table, put_one
 from storage.base import StoreUnusable
 from storage.leveldb import LevelDBStore
-from storage.replication import carry
+from storage.replication import carry, reading
 from storage.replication.carry import ObjectStoreUnavailable
 from storage.replication.notices import LEASE, decode_lease, decode_seal, log_name
 from storage.replication.outbox import Outbox, commit_of
@@ -563,6 +564,68 @@ async def test_a_directory_that_is_too_old_seals_nothing_though_retention_has_le
             pass
     assert log_name(1, 2) not in objects.found
     assert objects.found[LEASE] == lease
+
+
+async def test_a_directory_is_deposed_once_another_process_has_continued_its_log_and_not_before(tmp_path, objects):
+    data = tmp_path / "data"
+
+    async def deposed():
+        return await is_deposed(objects, read_record(data))
+
+    async with primary(data, objects) as running:
+        await running.write(3)
+        await running.counted()
+    assert not await deposed()
+    async with primary(data, objects, finish=False) as running:
+        await running.write(3)  # killed before it sends them
+    assert not await deposed()
+    shutil.copytree(data, tmp_path / "other")
+    async with primary(tmp_path / "other", objects):
+        pass
+    assert await deposed()
+    with pytest.raises(Foreign):
+        async with primary(data, objects):
+            pass
+
+
+async def test_a_directory_whose_log_was_lost_or_cannot_be_read_is_not_said_to_be_deposed(
+    tmp_path, objects, monkeypatch
+):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(3)
+        await running.counted()
+    record = read_record(tmp_path / "data")
+    monkeypatch.setattr(reading, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(carry, "FIRST_PAUSE_S", 0.001)
+    objects.away = True
+    with pytest.raises(ObjectStoreUnavailable, match="away"):
+        await is_deposed(objects, record)
+    objects.away, get = False, objects.get
+
+    async def get_no_segment(name):
+        if name.startswith("log/"):
+            raise ObjectStoreUnavailable("no segment")
+        return await get(name)
+
+    objects.get = get_no_segment
+    monkeypatch.setattr(copy_start, "is_removed", never_removed)
+    with pytest.raises(ObjectStoreUnavailable, match="no segment"):
+        await is_deposed(objects, record)
+    objects.get = get
+    objects.found.clear()
+    with pytest.raises(BucketWentBack, match="is missing"):
+        await is_deposed(objects, record)
+
+
+async def never_removed(objects, place):
+    del objects, place
+    await trio.lowlevel.checkpoint()
+    return False
+
+
+async def test_a_directory_older_than_everything_that_is_kept_is_deposed(tmp_path, objects):
+    older = await an_old_directory(tmp_path, objects, keep_s=0)
+    assert await is_deposed(objects, read_record(older))
 
 
 async def test_leaving_a_copy_whose_bucket_went_back_in_time_needs_no_seal(tmp_path, objects):

@@ -22,6 +22,13 @@ from tests.daemon.harness import Daemon, DaemonEnded, clean_environ, eventually,
 from tests.storage.replication.s3_server import BUCKET, s3_server
 
 QUICK = ("replication.interval_ms=20",)
+#: The environment of an object store at which nothing listens.
+AWAY = {
+    "AWS_ENDPOINT": "http://127.0.0.1:9",
+    "AWS_ALLOW_HTTP": "true",
+    "AWS_ACCESS_KEY_ID": "x",
+    "AWS_SECRET_ACCESS_KEY": "a-secret",
+}
 
 
 @pytest.fixture(scope="module")
@@ -244,16 +251,48 @@ def test_an_operator_sees_the_copy_and_its_problems(tmp_path):
 
 
 def test_an_object_store_that_cannot_be_reached_ends_the_start_with_a_reason(tmp_path):
-    environ = {
-        "AWS_ENDPOINT": "http://127.0.0.1:9",
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "a-secret",
-    }
-    daemon = Daemon(tmp_path / "data", "replication.to=s3://bucket/x", "replication.timeout_s=0.2", environ=environ)
+    daemon = Daemon(tmp_path / "data", "replication.to=s3://bucket/x", "replication.timeout_s=0.2", environ=AWAY)
     with pytest.raises(DaemonEnded, match="no answer") as ended:
         daemon.start()
     assert "a-secret" not in str(ended.value)
+
+
+def test_the_directory_of_a_primary_that_nobody_has_deposed_rejoins_only_by_force(tmp_path, place):
+    with a_daemon(tmp_path, place) as daemon, Client(url_of(daemon)) as client:
+        client.create_topic("orders")
+        wait_until_all_counts(daemon)
+        daemon.kill()
+    where = ("--data-dir", str(tmp_path / "data"), "--set", f"replication.to={place[0]}")
+    environ = {**clean_environ(), **place[1]}
+    done = run_plainsong("replica", "rejoin", *where, environ=environ)
+    assert (done.returncode, done.stdout) == (Exit.FAILED, "")
+    assert "no other process has taken over" in done.stderr
+    assert "start the daemon" in done.stderr
+    with a_daemon(tmp_path, place) as daemon, Client(url_of(daemon)) as client:
+        client.publish("orders", [b"1"])
+        wait_until_all_counts(daemon)
+    replica(place, "rejoin", *where, "--force")
+    assert read_record(tmp_path / "data").standby
+
+
+def test_a_directory_whose_object_store_cannot_be_reached_rejoins_only_by_force(tmp_path):
+    with a_daemon(tmp_path, (f"file:{tmp_path}/copy", {})) as daemon:
+        wait_until_all_counts(daemon)
+    place = ("s3://bucket/x", AWAY)
+    where = ("--data-dir", str(tmp_path / "data"), "--set", f"replication.to={place[0]}")
+    timeout = ("--set", "replication.timeout_s=0.2")
+    done = run_plainsong("replica", "rejoin", *where, *timeout, environ={**clean_environ(), **AWAY})
+    assert (done.returncode, done.stdout) == (Exit.UNAVAILABLE, "")
+    assert "--force" in done.stderr
+    replica(place, "rejoin", *where, *timeout, "--force")
+    assert read_record(tmp_path / "data").standby
+
+
+def test_after_a_switch_in_a_folder_the_command_says_that_a_take_over_by_hand_must_follow(tmp_path):
+    place = f"file:{tmp_path}/copy", {}
+    with a_daemon(tmp_path, place) as daemon:
+        wait_until_all_counts(daemon)
+        assert "then run plainsong replica takeover at the standby" in replica(place, "switch", "--url", url_of(daemon))
 
 
 def test_a_directory_pointed_at_the_copy_of_another_store_neither_rejoins_nor_leaves_there(tmp_path, place):
