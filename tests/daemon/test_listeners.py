@@ -104,6 +104,8 @@ def test_every_hot_request_gets_the_same_answer(listeners):
     statuses: Counter[int] = Counter()
 
     @settings(
+        # Fewer would not get every status.
+        max_examples=max(100, settings.default.max_examples),
         database=None,
         suppress_health_check=list(HealthCheck),
         deadline=None,

@@ -152,7 +152,7 @@ def test_the_abort_reports_a_publish_that_spark_did_not_see(daemon, topics) -> N
         proxy.after = {f"/topics/{topic}/publish".encode(): "die"}
         options = WriteOptions.parse(Topics(proxy.url).options(topic, numRetries=0), streaming=False)
         writer._connection = options.connection
-        with pytest.raises(OutcomeUnknown, match="it is not known whether topic behind has the 1 rows"):
+        with pytest.raises(OutcomeUnknown, match="it is not known whether topic behind has the 1 row"):
             writer.commit([task])
     writer._connection = WriteOptions.parse(topics.options(topic), streaming=False).connection
     with pytest.raises(SaveIsComplete, match="have all rows of the save, and keep them: behind; do not run it again"):
