@@ -36,6 +36,7 @@ from plainsong.protocol.errors import AuditUnavailable, Conflict, Forbidden, Low
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.masking import masked
 from plainsong.protocol.names import TopicName
+from plainsong.protocol.plurals import counted
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.requests import PublishRequest
 from plainsong.protocol.topic.asks import CheckPublish, Create, Describe, ListReaders, Publish, SetProperties
@@ -142,7 +143,9 @@ class Audit:
         """Report, for ``broker.attention``, records lost within the last hour."""
         if not self.lost_records or self._clock.now_ms() > self.lost_ms + LOSS_SHOWN_MS:
             return []
-        text = f"{self.lost_records} audit records could not be written since the start; the log has the reason"
+        text = (
+            f"{counted(self.lost_records, 'audit record')} could not be written since the start; the log has the reason"
+        )
         return [Finding("audit", "warning", str(AUDIT), text, since_ms=self.lost_ms, link="/console/audit")]
 
     def _lost(self) -> None:

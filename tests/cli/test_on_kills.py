@@ -75,7 +75,12 @@ class Scene:
 
     def reached(self, count):
         """Wait until ``count`` different messages have had their effect."""
-        eventually(f"{count} effects", lambda: len(set(self.happened())) >= count, PATIENCE_S)
+
+        def has():
+            assert self.process.poll() is None, f"the command ended with {self.process.returncode}"
+            return len(set(self.happened())) >= count
+
+        eventually(f"{count} effects", has, PATIENCE_S)
 
     def end(self):
         if self.process is not None:

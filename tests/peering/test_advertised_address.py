@@ -40,7 +40,7 @@ async def test_an_instance_that_reaches_itself_logs_nothing(caplog, handler):
 async def test_another_instance_at_its_address_is_named(caplog):
     with caplog.at_level(logging.WARNING):
         async with serving(as_instance("b")) as server:
-            assert await verify_advertised_address("a", server.address) == "the instance 'b' answers there"
+            assert await verify_advertised_address("a", server.address) == "another instance, 'b', answers there"
     (said,) = [record for record in caplog.records if record.getMessage() == SAYS]
     assert (said.instance, said.address) == ("a", server.address)
     assert "cluster.advertise" in said.hint

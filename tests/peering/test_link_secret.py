@@ -192,7 +192,7 @@ def test_the_secret_is_a_line_of_32_bytes_or_more_that_only_its_owner_reads(tmp_
     for text, mode, why in (
         (None, 0, "No such file"),
         ("x" * 31, 0o600, "32 bytes"),
-        ("x" * 40 + "\n" + "y" * 40, 0o600, "one line"),
+        ("x" * 40 + "\n" + "y" * 40, 0o600, "a single line"),
         ("x" * 40, 0o604, "all users"),
         ("x" * 40, 0o620, "written by its group"),
     ):

@@ -321,7 +321,7 @@ async def test_a_change_that_cannot_be_recorded_happens_and_is_counted(tmp_path)
         assert "plainsong_audit_lost_total 1.0" in (await running.ask("operator", "GET", "/metrics")).text
         (found,) = (await running.ask("operator", "GET", "/v1/attention")).json()
         assert (found["kind"], found["severity"], found["subject"]) == ("audit", "warning", "system:audit")
-        assert "1 since the start" in found["text"]
+        assert "1 audit record could not be written since the start" in found["text"]
         running.daemon.clock.ms += LOSS_SHOWN_MS + 1
         assert (await running.ask("operator", "GET", "/v1/attention")).json() == []
 

@@ -143,7 +143,7 @@ MISTAKES = (
         "the mark forgets the last position",
         "ids ascend",
         STATE,
-        "        self.sequence = PositionSequence(mark.last_ts_ms, mark.last_sequence_id)",
+        "        self.sequence = PositionSequence(*mark.floor)",
         "        self.sequence = PositionSequence(0, -1)",
     ),
     Mistake(
