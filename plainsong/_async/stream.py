@@ -87,7 +87,7 @@ class AsyncStream:
         await self._sender.open()
         if not self._sender.workers.start(self._receive):
             await self._connection.aclose()
-            raise ConnectFailed("no thread can be started to receive the answers")
+            raise ConnectFailed("no thread could be started to receive the answers")
 
     @property
     def _is_open(self) -> bool:

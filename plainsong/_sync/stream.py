@@ -85,7 +85,7 @@ class Stream:
         self._sender.open()
         if not self._sender.workers.start(self._receive):
             self._connection.close()
-            raise ConnectFailed("no thread can be started to receive the answers")
+            raise ConnectFailed("no thread could be started to receive the answers")
 
     @property
     def _is_open(self) -> bool:
