@@ -1,8 +1,8 @@
 """Runs rings of tests in parallel, each in its own pytest process: ``python -m tests.rings [RING ...]``.
 
 A ring spends much of its time waiting for processes to start, for time-outs, and for disks. So two more rings than
-there are cores run at once, the longest first, and further ones while cores are still idle and memory is free. A ring is divided into two
-only if its tests share no session fixture, which each process would start again.
+there are cores run at once, the longest first, and further ones while cores are still idle and memory is free. A ring is
+divided into two only if its tests share no session fixture, which each process would start again.
 
 A test that fails while other rings run is run again, alone. If it then passes, it is reported as unstable: it depends
 on the load or on luck, and must be repaired, but does not hide the result of the others. A failure is final at once in
@@ -94,28 +94,28 @@ class Ring:
 
 #: Inner rings first, because their failures explain those of the outer ones.
 RINGS = (
-    Ring("test_house.py", 15, 9),
-    Ring("test_static.py", 34, 21),
-    Ring("protocol", 87, 36),
-    Ring("actors", 206, 66),
-    Ring("storage", 325, 90),
-    Ring("schedules", 64, 36),
+    Ring("test_house.py", 31, 9),
+    Ring("test_static.py", 29, 21),
+    Ring("protocol", 43, 36),
+    Ring("actors", 319, 66),
+    Ring("storage", 236, 90),
+    Ring("schedules", 55, 36),
     Ring("kept", 7, 4),
-    Ring("simulation", 50, 35),
-    Ring("mutation", 4, 3),
-    Ring("peering", 21, 9),
-    Ring("security", 155, 38),
-    Ring("traces", 30, 8),
-    Ring("broker", 441, 181),
-    Ring("fuzz", 43, 25),
-    Ring("client", 427, 105),
-    Ring("cli", 241, 70),
-    Ring("console", 280, 111),
-    Ring("sql", 133, 46),
-    Ring("daemon", 567, 207),
+    Ring("simulation", 65, 35),
+    Ring("mutation", 6, 3),
+    Ring("peering", 22, 9),
+    Ring("security", 134, 38),
+    Ring("traces", 31, 8),
+    Ring("broker", 456, 181),
+    Ring("fuzz", 48, 25),
+    Ring("client", 419, 105),
+    Ring("cli", 345, 70),
+    Ring("console", 224, 111),
+    Ring("sql", 157, 46),
+    Ring("daemon", 820, 207),
     Ring(
         "daemon-deaths",
-        302,
+        321,
         95,
         folder="daemon",
         files=(
@@ -134,22 +134,22 @@ RINGS = (
             "test_transaction_ring.py",
         ),
     ),
-    Ring("torture", 95, 38),
-    Ring("hbase", 354, 153),
-    Ring("cluster", 454, 158),
-    Ring("spark", 381, 69),
+    Ring("torture", 59, 38),
+    Ring("hbase", 358, 153),
+    Ring("cluster", 482, 158),
+    Ring("spark", 393, 69),
     Ring(
         # Tests that need a standalone cluster, or an environment in which the wheels are installed.
         "spark-cluster",
-        178,
+        127,
         80,
         folder="spark",
         files=("test_jobs_on_cluster.py", "test_packaging.py", "test_write_deaths.py"),
     ),
-    Ring("pipeline", 376, 111),
+    Ring("pipeline", 353, 111),
     Ring(
         "pipeline-archive",
-        357,
+        398,
         143,
         folder="pipeline",
         files=(
@@ -167,16 +167,16 @@ RINGS = (
             "test_replay_plans.py",
         ),
     ),
-    Ring("examples", 54, 30),
-    Ring("howto", 381, 90),
-    Ring("bench", 354, 135),
-    Ring("dist", 67, 35),
-    Ring("test_docs.py", 5, 3),
+    Ring("examples", 76, 30),
+    Ring("howto", 279, 90),
+    Ring("bench", 374, 135),
+    Ring("dist", 125, 35),
+    Ring("test_docs.py", 6, 3),
     Ring("test_promises.py", 3, 1),
-    Ring("test_site.py", 8, 4),
-    Ring("test_venv.py", 1, 1),
-    Ring("test_watching.py", 20, 13),
-    Ring("test_rings.py", 32, 20),
+    Ring("test_site.py", 9, 4),
+    Ring("test_venv.py", 2, 1),
+    Ring("test_watching.py", 19, 13),
+    Ring("test_rings.py", 35, 20),
 )
 
 
