@@ -309,7 +309,8 @@ class LeaseKeeper:
         with trio.move_on_after(2 * self._every_s):
             try:
                 found = await carry_out(self._objects, steps, failed=self._failed)
-            except StoreError as error:
+            except (StoreError, DamagedLog) as error:
+                # Contents that are no lease may be those of one answer only, such as an error page with status 200.
                 self._failed(error.detail)
             except LeaseWentBack as error:
                 await self._check(error)

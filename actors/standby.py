@@ -46,7 +46,7 @@ from storage.replication.protocol import (
 )
 from storage.replication.reading import CopyMoved, bases_of, has_base_after, is_removed, rows_of
 from storage.replication.record import FOLLOWED_KEY, Followed, Record, Settle, read_record, write_record
-from storage.replication.segment import RUN_BYTES, SYNC, decode_segment, is_segment
+from storage.replication.segment import RUN_BYTES, SYNC, DamagedLog, decode_segment, is_segment
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
@@ -508,11 +508,12 @@ class Standby:
             return
         try:
             found = await self._objects.get(LEASE)
-        except StoreError as error:
+            lease = None if found is None else decode_lease(found.data)
+        except (StoreError, DamagedLog) as error:
+            # Contents that are no lease may be those of one answer only, such as an error page with status 200.
             self._lease_since_s = self._clock()
             self._failed(error.detail)
             return
-        lease = None if found is None else decode_lease(found.data)
         if lease is not None and not lease.allows_standby:
             raise StoreUnusable(
                 "the primary allows no standby", hint='set replication.standby = "allowed" in its settings first'

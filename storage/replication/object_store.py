@@ -273,4 +273,6 @@ def _failed(doing: str, error: Exception) -> ObjectStoreRefused | ObjectStoreUna
 
 def _kind(error: Exception) -> str:
     """Name an error without its text, which quotes the request."""
+    if type(error).__name__ == "GenericError":  # the library's name for an error of the connection or of the server
+        return "no answer, or an error of the server"
     return error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__

@@ -34,7 +34,7 @@ from storage.replication.notices import (
     log_name,
 )
 from storage.replication.outbox import Outbox
-from storage.replication.protocol import AHEAD, Foreign, ReignOver, TakeOverLost, Verdict
+from storage.replication.protocol import AHEAD, Fetched, Foreign, ReignOver, TakeOverLost, Verdict
 from storage.replication.reading import bases_of, is_removed, verify
 from storage.replication.record import FOLLOWED_KEY, Followed, read_record
 from storage.replication.segment import ASYNC, SYNC, decode_segment, is_segment
@@ -1520,6 +1520,36 @@ async def test_a_take_over_that_the_object_store_does_not_allow_in_time_is_refus
             await running.write(5)
             await running.counted()
             await has(standby, running.outbox.last)  # it follows, and is no primary
+
+
+async def test_an_error_page_in_place_of_the_lease_ends_neither_the_primary_nor_the_standby(tmp_path, objects):
+    clock = Clock()
+    async with primary(tmp_path / "data", objects, settings=LEASED) as running:
+        await running.write(5)
+        await running.counted()
+        async with following(tmp_path / "second", objects, replace(SETTINGS, lease_s=10.0), clock) as standby:
+            await has(standby, running.outbox.last)
+            await registered(running, objects, clock)
+            get = objects.get
+
+            async def error_page(name):
+                found = await get(name)
+                return Fetched(b"<html>503</html>", found.etag) if name == LEASE else found
+
+            def both_have_read_it():
+                clock.ticks()
+                running.copy.lease.serve(running.copy.lease.urls)  # renews at once
+                errors = standby.status.error, running.copy.lease._error
+                return all("is not a JSON object" in error for error in errors)
+
+            objects.get = error_page
+            await until(both_have_read_it)
+            objects.get = get
+            await registered(running, objects, clock)
+            await running.write(5)
+            await running.counted()
+            await has(standby, running.outbox.last)
+            assert standby.status.epoch == running.copy.status.epoch
 
 
 async def test_a_take_over_that_fails_after_its_seal_says_that_its_outcome_is_not_known(tmp_path, objects):
