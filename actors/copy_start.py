@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from actors.copy_calls import CopyCalls
     from storage.leveldb.store import LevelDBStore
+    from storage.leveldb.tables import LevelDBTables
     from storage.replication.carry import Objects
     from storage.replication.outbox import Outbox, Restarted
     from storage.replication.protocol import Place
@@ -194,11 +195,26 @@ class CopyStart:
         if is_over:
             raise calls.ended(_too_old(place))
 
-    async def _differs(self, number: int, commit: Commit) -> bool:
-        unsent = self._unsent
-        return unsent.contradicts(number, commit) or await self._store.run_reader(
-            lambda tables: unsent.has_other_values(tables, number, commit)
-        )
+    async def _check_own(self, segment: Segment) -> None:
+        """Compare the commits of a segment that the directory has too. Raises Foreign: one differs."""
+        last, unsent = self._outbox.last, self._unsent
+        own = [each for each in enumerate(segment.commits, segment.first) if each[0] <= last]
+        if not own:
+            return
+
+        def differing(tables: LevelDBTables) -> int | None:
+            for number, commit in own:
+                if unsent.contradicts(number, commit) or unsent.has_other_values(tables, number, commit):
+                    return number
+            return None
+
+        number = await self._store.run_reader(differing)
+        if number is not None:
+            raise Foreign(
+                f"commit {number} of the log is not the one in this directory: a clone of the directory has continued "
+                "the log",
+                hint=FOREIGN_HINT,
+            )
 
     async def _apply(self, segments: Sequence[Segment]) -> None:
         """Write what the log has and the directory lacks: after a power cut, or in an earlier state of the disk.
@@ -210,15 +226,10 @@ class CopyStart:
         for segment in segments:
             self._on_read()
             self._reached = replace(self._reached, epoch=segment.epoch, number=segment.number + 1)
+            await self._check_own(segment)
             for number, commit in enumerate(segment.commits, segment.first):
                 last = self._outbox.last
                 if number <= last:
-                    if await self._differs(number, commit):
-                        raise Foreign(
-                            f"commit {number} of the log is not the one in this directory: a clone of the directory "
-                            "has continued the log",
-                            hint=FOREIGN_HINT,
-                        )
                     continue
                 if number == last + 1:
                     await self._store.apply(operations_of(commit))
