@@ -121,7 +121,7 @@ async def _take_over_and_run(config: Config, announce: Callable[[Running], None]
 async def _serve_again(config: Config, announce: Callable[[Running], None], testing: Testing | None) -> bool:
     """Serve after a switch that failed, once the object store responds again. Returns the result of ``_run``.
 
-    Raises ReignOver or Foreign if a standby has taken over meanwhile.
+    Raises ReignOver or Foreign if a standby has taken over in the meantime.
     """
     log.warning("the log was not handed over: serving again")
     async with trio.open_nursery() as nursery:
@@ -276,7 +276,7 @@ async def _run(
                 watches.start_soon(_keep_alive, notifier)
                 await stop.wait()
                 if not switching.is_set():
-                    notifier.stopping()  # after this a service manager ends the process, which goes on after a switch
+                    notifier.stopping()  # the process continues after a switch, so only a stop is announced
                 if rebalance is not None:
                     await hand_over(daemon.directory, daemon.stopping, rebalance, config.shutdown.drain_s)
                 daemon.stop()

@@ -125,7 +125,7 @@ async def second_copy(
     Args:
       hold: renews the lease of a take-over in this process.
       switching: if it is set at the end, end the log cleanly for a standby.
-      keep_alive: notifies a service manager meanwhile, until it is cancelled.
+      keep_alive: notifies a service manager during the last upload, until cancelled.
       start_s: how long to wait for an object store that does not answer; None: ``START_TIMEOUTS`` time-outs.
     Raises:
       StoreUnusable, StoreError: the object store cannot be used, or does not answer.

@@ -90,7 +90,7 @@ class GroupCommit(trio.abc.Instrument):
         self._gathers = False
         self._gathered: list[PendingWrite] = []
         self._gathered_bytes = 0
-        #: True while the disk syncs an inline write. Commits that begin meanwhile are handed to the thread afterwards.
+        #: True while the disk syncs an inline write. Commits that begin during the sync are handed to the thread afterwards.
         self._disk_works = False
         self._held_back: list[PendingWrite] = []
         #: Time spent in the submitters' callbacks, which does not count as time of the disk.

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 from storage.replication.segment import RUN_BYTES, DamagedLog
 
 LEASE = "lease.json"
-#: The highest epoch, time or count. A larger one is damage: nobody could count on from it.
+#: The highest epoch, time or count. A larger one is damage: it would leave no room for later ones.
 MAX_NUMBER = 1 << 62
 
 

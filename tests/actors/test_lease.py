@@ -437,7 +437,7 @@ async def rolled_back(code, seed):
         await trio.sleep(15)
         is_left = site.shared.found[LEASE] == before[LEASE]
         nursery.cancel_scope.cancel()
-    return [] if is_left and not keeper.holds else ["the primary goes on in a log that lacks a segment"]
+    return [] if is_left and not keeper.holds else ["the primary continues a log that lacks a segment"]
 
 
 async def awakened_after_the_lease_went_back(code, seed):

@@ -118,7 +118,7 @@ class Replication:
             why = f": {status.error}" if status.error else ""
             raise ReplicationUnavailable(
                 f"the object store does not take the commits of this daemon at the moment, so it cannot hand over{why}",
-                hint="it goes on as before; once the object store responds, run plainsong replica switch again",
+                hint="this daemon keeps serving; once the object store responds, run plainsong replica switch again",
             )
         self.switch()
         handed: HandedOver = {
