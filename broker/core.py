@@ -132,7 +132,7 @@ async def build_core(
     """Build the core. Raises StoreError."""
     reach = Reach()
     space = SpaceGuard(store, config.storage.min_free_bytes)
-    pointers = PointerIndex(config.transactions.max_held_polls)
+    pointers = PointerIndex()
     await pointers.load(store)
     namespaces = Namespaces(store, default=config.deduplication.default, notify=reach.announce)
     await namespaces.load()

@@ -19,8 +19,10 @@ PREFIX = "PLAINSONG_"
 _URL = re.compile(r"https?:")
 #: Settings of the previous version that have no effect any more, and the reason; the next version refuses them.
 RETIRED = {
+    "http.gzip_min_bytes": "answers of 1 KiB and more are compressed for every client that accepts gzip",
     "http.lane": "all HTTP/1.1 requests are served in the same way now",
     "storage.compression": "LevelDB now compresses every block that gets smaller",
+    "transactions.max_held_polls": "at most 10 000 polls wait for transactions; http.max_connections limits them too",
 }
 
 

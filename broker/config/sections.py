@@ -178,14 +178,6 @@ class HttpConfig:
     flat_topic_properties: bool = switch(
         False, "Let GET of a topic return only the map of properties, as the original service does."
     )
-    gzip_min_bytes: int = size(
-        1 * KIB,
-        "Compress answers of at least this size if the client accepts gzip.",
-        small="the daemon compresses answers that hardly shrink",
-        large="answers that would shrink a lot are sent uncompressed",
-        low=0,
-        high=1 * GIB,
-    )
 
     @property
     def binds(self) -> list[Bind]:
@@ -671,13 +663,6 @@ class TransactionsConfig:
         "Maximum undecided write pointers with messages in one topic; a further one gets 503 overloaded.",
         small="publishes of further transactions are refused",
         large="more memory, and a longer load of the topic",
-        high=1_000_000,
-    )
-    max_held_polls: int = count(
-        10_000,
-        "Maximum committed polls that wait for an undecided transaction; further ones get 503 overloaded.",
-        small="consumers are refused",
-        large="waiting consumers use memory",
         high=1_000_000,
     )
     commit_deadline_s: float = seconds(

@@ -42,7 +42,7 @@ from broker.http.messages import (
     new_request_id,
     status_of,
 )
-from broker.http.wire import admitted, checked, may_be_refused, ready
+from broker.http.wire import GZIP_MIN_BYTES, admitted, checked, may_be_refused, ready
 from broker.security.guard import OPEN_ADMISSION, writes_audit
 from plainsong.protocol.errors import BadRequest, Overloaded, PlainsongError, ShuttingDown
 
@@ -360,7 +360,7 @@ class Http1:
         body = answer.body
         if not isinstance(body, bytes) or len(body) > SENT_NOW_BYTES:
             return None
-        if len(body) >= self._parts.settings.gzip_min_bytes:
+        if len(body) >= GZIP_MIN_BYTES:
             if "accept-encoding" in head.headers:
                 return None
             if wire.VARY not in answer.headers:
@@ -502,7 +502,7 @@ class Http1:
         assert head is not None  # the request has been answered
         assert request is not None
         try:
-            answer = await ready(answer, request, self._parts.settings.gzip_min_bytes)
+            answer = await ready(answer, request)
             answer = await admitted(answer, room, only_looks=_only_looks(head.endpoint.route, answer))
             await self._send(answer, request.request_id, chunks=head.chunks, keep=keep)
         finally:

@@ -85,7 +85,7 @@ def build_application(endpoints: Iterable[Endpoint], settings: HttpConfig, accou
     endpoints = tuple(endpoints)
     acceptance = Acceptance(endpoints)
     app = Application("plainsong", static_folder=None)
-    install_errors(app, settings)
+    install_errors(app)
     app.url_map = _map_of(tuple((route.name, route.method, route.path) for route, _ in endpoints))
     methods: defaultdict[str, set[str]] = defaultdict(set)
     for endpoint in endpoints:
@@ -278,7 +278,7 @@ def hot_view(endpoint: Endpoint, settings: HttpConfig, acceptance: Acceptance) -
         held, max_bytes = through.reservation, settings.max_body_bytes
         answer = await acceptance.decode(route, asked, held, max_bytes, settings.body_timeout_s)
         if answer is None:
-            answering = partial(respond, handler, gzip_min_bytes=settings.gzip_min_bytes)
+            answering = partial(respond, handler)
             answer = await _answered(answering, asked, through, ends_with_client=route.reads_only)
         return as_response(await admitted(answer, through.room, only_looks=route.reads_only))
 
@@ -301,7 +301,7 @@ def as_response(answer: Answer) -> Response:
     return response
 
 
-def install_errors(app: Quart, settings: HttpConfig) -> None:
+def install_errors(app: Quart) -> None:
     """Make ``app`` answer all errors as problems, and compress the answers of its other routes."""
     # The gate has its own bounds and time-outs.
     app.config.update(
@@ -322,7 +322,7 @@ def install_errors(app: Quart, settings: HttpConfig) -> None:
             and response.status_code != 304
         ):
             answer = Answer(response.status_code, await response.get_data(as_text=False))
-            await compress(answer, exchange().headers.get("accept-encoding"), settings.gzip_min_bytes)
+            await compress(answer, exchange().headers.get("accept-encoding"))
             for name, value in answer.headers:
                 response.headers[name] = value
             response.set_data(answer.body)  # type: ignore[arg-type]

@@ -82,17 +82,17 @@ def chunk(data: bytes) -> bytes:
 log = logging.getLogger("plainsong.http")
 
 
-async def respond(handler: Handler, request: Request, gzip_min_bytes: int) -> Answer:
+async def respond(handler: Handler, request: Request) -> Answer:
     """Return the answer of ``handler``, or the problem for its error. Raises nothing but cancellation."""
     outcome: Answer | Exception
     try:
         outcome = await answer_of(handler, request)
     except Exception as error:  # noqa: BLE001  # mapped below
         outcome = error
-    return await ready(outcome, request, gzip_min_bytes)
+    return await ready(outcome, request)
 
 
-async def ready(outcome: Answer | Exception, request: Request, gzip_min_bytes: int) -> Answer:
+async def ready(outcome: Answer | Exception, request: Request) -> Answer:
     """Return the outcome of a handler as an answer that can be sent. Raises nothing but cancellation.
 
     Its stream is started here, so that an error before the first byte can still be sent as the answer.
@@ -101,11 +101,11 @@ async def ready(outcome: Answer | Exception, request: Request, gzip_min_bytes: i
         answer = checked(outcome, request.request_id)
         if not isinstance(answer.body, bytes | BodyPieces):
             answer.body = await begun(answer.body)
-        elif len(answer.body) < gzip_min_bytes:
+        elif len(answer.body) < GZIP_MIN_BYTES:
             return answer
     except Exception as error:  # noqa: BLE001 - a bug is answered, and logged, as one
         answer = answer_to(error, request.request_id)
-    await compress(answer, request.headers.get("accept-encoding"), gzip_min_bytes)
+    await compress(answer, request.headers.get("accept-encoding"))
     return answer
 
 
@@ -219,6 +219,8 @@ async def admitted(answer: Answer, room: AnswerReservation, *, only_looks: bool)
 
 #: The fastest level: an answer is compressed for one reader.
 LEVEL = 1
+#: Smaller answers hardly shrink.
+GZIP_MIN_BYTES = 1024
 #: zlib's window bits for a gzip header and trailer.
 GZIP_WINDOW = 31
 #: Larger bodies are compressed by a worker thread, so that no other request waits.
@@ -253,10 +255,10 @@ def _weight(parameters: str) -> float:
 VARY = ("Vary", "Accept-Encoding")
 
 
-async def compress(answer: Answer, accept_encoding: str | None, min_bytes: int) -> None:
+async def compress(answer: Answer, accept_encoding: str | None) -> None:
     """Compress the body of ``answer`` if it is large enough and the client accepts gzip; add ``Vary`` either way."""
     body = answer.body
-    if isinstance(body, bytes) and len(body) < min_bytes:
+    if isinstance(body, bytes) and len(body) < GZIP_MIN_BYTES:
         return
     if VARY not in answer.headers:
         answer.headers = [*answer.headers, VARY]

@@ -176,7 +176,7 @@ class Listener:
 def toy_app(toys: Toys, settings: HttpConfig) -> QuartTrio:
     app = QuartTrio("toys")
     app.url_map = QuartMap(strict_slashes=False, merge_slashes=False)
-    install_errors(app, settings)
+    install_errors(app)
     for endpoint in toys.endpoints:
         route = endpoint.route
         view = counted(toys, hot_view(endpoint, settings, Acceptance(())))

@@ -128,7 +128,9 @@ def test_set_without_a_value_is_refused(plainsong):
 
 
 def test_config_show_prints_a_valid_settings_file(plainsong, tmp_path):
-    _, out, _ = plainsong("config", "show", "--set", 'storage.data_dir=a\\b"c', "--set", "http.gzip_min_bytes=1000")
+    _, out, _ = plainsong(
+        "config", "show", "--set", 'storage.data_dir=a\\b"c', "--set", "topic.mailbox_bytes=100000000"
+    )
     tables = tomllib.loads(out)
     assert tables["storage"]["data_dir"] == 'a\\b"c'
     file = tmp_path / "again.toml"

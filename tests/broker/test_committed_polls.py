@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import trio
 from broker_in_process import START_MS, TOPICS, in_process
 from started_polls import subject_of_polls
 
+from actors.pointers import PointerIndex
 from plainsong.protocol.errors import TransactionsUnavailable
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.topic.asks import Look
@@ -232,8 +234,9 @@ async def test_a_client_that_leaves_ends_its_wait(daemon):
         await trio.lowlevel.checkpoint()
 
 
-async def test_held_polls_are_bounded_and_counted():
-    async with in_process(transactions__max_held_polls=1) as daemon:
+async def test_held_polls_are_bounded_and_counted(monkeypatch):
+    monkeypatch.setattr("broker.core.PointerIndex", partial(PointerIndex, max_waiting=1))
+    async with in_process() as daemon:
         await daemon.create()
         begun = await begin(daemon)
         await under(daemon, begun, "open")

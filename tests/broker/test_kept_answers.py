@@ -320,7 +320,7 @@ async def test_long_requests_are_not_compared(made):
 
 
 async def test_compressing_an_answer_for_one_reader_does_not_change_it_for_the_next(made):
-    async with in_process(listener="hot", http__gzip_min_bytes=1024) as daemon:
+    async with in_process(listener="hot") as daemon:
         await daemon.create()
         await daemon.publish(*["m" * 100] * 20)
         found = []

@@ -75,11 +75,15 @@ async def test_every_answer_carries_a_request_id_and_echoes_that_of_the_client(d
 
 
 async def test_large_answers_are_compressed_when_the_client_takes_gzip():
-    async with in_process(http__gzip_min_bytes=10) as daemon:
-        await daemon.create("t" * 100)
+    async with in_process() as daemon:
+        names = [letter * 220 for letter in "stuvw"]  # more than 1 KiB together
+        for name in names[:-1]:
+            await daemon.create(name)
+        assert "content-encoding" not in (await daemon.call("GET", TOPICS)).headers
+        await daemon.create(names[-1])
         packed = await daemon.call("GET", TOPICS)
         assert packed.headers["content-encoding"] == "gzip"
-        assert packed.json() == ["t" * 100]
+        assert packed.json() == names
         plain = await daemon.call("GET", TOPICS, headers={"Accept-Encoding": "identity"})
         assert "content-encoding" not in plain.headers
 
