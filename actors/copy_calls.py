@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from actors.last_error import LastError
 from storage.base import StoreUnusable
 from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreRefused, ObjectStoreUnavailable, carry_out, ignore
 from storage.replication.protocol import BucketWentBack, Foreign, ReignOver
@@ -32,18 +33,17 @@ class CopyCalls:
         on_end: called before the error that the log is no longer this process's: from then on it acknowledges nothing.
         """
         self.objects = objects
-        self.error = ""
-        """Why the last request failed; empty if it succeeded."""
+        self.error = LastError(log, "the second copy cannot be written", "the object store responds again")
         self._on_end = on_end
 
     async def do(self, steps: Steps[T], apply: Callable[[Sequence[Segment]], Awaitable[object]] = ignore) -> T:
         """Run a procedure of the protocol. Raises as ``carry_out``."""
         try:
-            found = await carry_out(self.objects, steps, apply, failed=self.failed)
+            found = await carry_out(self.objects, steps, apply, failed=self.error.failed)
         except (ReignOver, Foreign, BucketWentBack):
             self._on_end()
             raise
-        self.succeeded()
+        self.error.clear()
         return found
 
     async def read(self, read: Callable[[], Awaitable[T]]) -> T:
@@ -52,7 +52,7 @@ class CopyCalls:
             try:
                 return await read()
             except ObjectStoreUnavailable as error:
-                self.failed(error.detail)
+                self.error.failed(error.detail)
                 await trio.sleep(FIRST_PAUSE_S)
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -61,20 +61,8 @@ class CopyCalls:
             try:
                 return await call()
             except (ObjectStoreRefused, StoreUnusable) as error:
-                self.failed(error.detail)
+                self.error.failed(error.detail)
                 await trio.sleep(REFUSED_PAUSE_S)
-
-    def failed(self, why: str) -> None:
-        """Note that a request has failed."""
-        if not self.error:
-            log.warning("the second copy cannot be written", extra={"why": why})
-        self.error = why
-
-    def succeeded(self) -> None:
-        """Note that a request was answered."""
-        if self.error:
-            log.info("the object store responds again")
-        self.error = ""
 
     def ended(self, error: ReignOver | BucketWentBack) -> ReignOver | BucketWentBack:
         """Return an error to raise, after ``on_end``."""

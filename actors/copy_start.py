@@ -42,7 +42,7 @@ from storage.replication.segment import RUN_BYTES
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from actors.copy_calls import CopyCalls
@@ -119,14 +119,9 @@ class CopyStart:
         if self._is_first and calls.objects.can_exchange:
             await self._check_replacement()
         await calls.do(claim_prefix(FORMAT_NAME, encode_format(record.store), record.place))
-        try:
-            await calls.do(check_place(record.place))
-        except BucketWentBack:
-            if await calls.read(partial(has_base_after, calls.objects, record.place)):
-                raise _too_old(record.place) from None
-            raise
-        # Also if the object before it exists: retention may have failed to remove that one.
-        await self._refuse_if_removed(record.place)
+        check = partial(_is_too_old, calls.objects, record.place, lambda: calls.do(check_place(record.place)))
+        if await calls.read(check):
+            raise calls.ended(_too_old(record.place))
         after = record.place.commit
         if self._is_first and after is not None:
             shift = self._outbox.shift
@@ -154,7 +149,11 @@ class CopyStart:
         )
         self._reached = record.place
         place = await self._calls.do(steps, self._apply)
-        await self._refuse_if_removed(self._reached, below=place.epoch)
+        # Retention may have freed the number of the seal since the check: then the seal ends nothing, since every reader
+        # begins with a later base.
+        check = partial(has_base_after, self._calls.objects, self._reached, below=place.epoch)
+        if await self._calls.read(check):
+            raise self._calls.ended(_too_old(self._reached))
         if place.commit is not None and place.commit > restarted.last:
             restarted = self._outbox.restart()
         had_base = record.base is not None
@@ -175,25 +174,6 @@ class CopyStart:
         finally:
             with suppress(StoreError, StoreUnusable):
                 await self._calls.objects.remove([name])
-
-    async def _refuse_if_removed(self, place: Place, *, below: int | None = None) -> None:
-        """Refuse to begin at a place that only looks like the log's end, because retention has removed what follows.
-
-        A seal at such a place ends nothing, since every reader begins with a later base.
-
-        Args:
-          below: the epoch that was begun at ``place``; None before that.
-        Raises:
-          BucketWentBack: the directory is older than the log.
-          StoreError, DamagedLog: the bases cannot be read.
-        """
-        calls = self._calls
-        if below is None:
-            is_over = await calls.read(partial(is_removed, calls.objects, place))
-        else:
-            is_over = await calls.read(partial(has_base_after, calls.objects, place, below=below))
-        if is_over:
-            raise calls.ended(_too_old(place))
 
     async def _check_own(self, segment: Segment) -> None:
         """Compare the commits of a segment that the directory has too. Raises Foreign: one differs."""
@@ -244,18 +224,18 @@ async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
       Foreign, ReignOver, BucketWentBack: it has been continued or lost already.
       StoreError, DamagedLog.
     """
-    place = record.place
     await check_store(objects, record.store)
-    # Otherwise the seal would be at a number that retention has freed, and end nothing.
-    if await is_removed(objects, place):
-        raise _too_old(place)
-    try:
-        await carry_out(objects, check_place(place))
+
+    async def end() -> None:
+        await carry_out(objects, check_place(record.place))
         await _end_log(objects, directory, record)
+
+    try:
+        is_too_old = await _is_too_old(objects, record.place, end)
     except BucketWentBack as error:
-        if await has_base_after(objects, place):
-            raise _too_old(place) from None
         raise BucketWentBack(error.detail, hint=LOST_HINT) from None
+    if is_too_old:
+        raise _too_old(record.place)
 
 
 async def is_deposed(objects: Objects, record: Record) -> bool:
@@ -268,8 +248,6 @@ async def is_deposed(objects: Objects, record: Record) -> bool:
     """
     place = record.place
     await check_store(objects, record.store)
-    if await is_removed(objects, place):
-        return True
     own = OwnDirectory(None, frozenset(record.runs), NO_COMMIT, writer=record.writer)
     failures = 0
 
@@ -280,10 +258,9 @@ async def is_deposed(objects: Objects, record: Record) -> bool:
             raise ObjectStoreUnavailable(why)
 
     try:
-        await carry_out(objects, check_place(place), failed=failed)
-    except BucketWentBack as error:
-        if await has_base_after(objects, place):
+        if await _is_too_old(objects, place, lambda: carry_out(objects, check_place(place), failed=failed)):
             return True
+    except BucketWentBack as error:
         raise BucketWentBack(error.detail, hint=LOST_HINT) from None
     try:
         await carry_out(objects, follow(place, own, {own.writer}), failed=failed)
@@ -312,6 +289,29 @@ async def _end_log(objects: Objects, directory: Path, record: Record) -> None:
     # As after a start: retention may have freed the number of the seal since it was checked.
     if await has_base_after(objects, reached, below=place.epoch):
         raise _too_old(reached)
+
+
+async def _is_too_old(objects: Objects, place: Place, attempt: Callable[[], Awaitable[object]]) -> bool:
+    """True if retention has removed the log after a directory's place, which then only looks like the log's end.
+
+    A seal at such a place ends nothing, since every reader begins with a later base.
+
+    Args:
+      attempt: made unless the object at ``place`` was removed; checks at least the object before it.
+    Raises:
+      BucketWentBack: of ``attempt``, if no base is of a later place: then retention has removed nothing there.
+      StoreError, DamagedLog: the bases cannot be read.
+    """
+    # Also if the object before it exists: retention may have failed to remove that one.
+    if await is_removed(objects, place):
+        return True
+    try:
+        await attempt()
+    except BucketWentBack:
+        if await has_base_after(objects, place):
+            return True
+        raise
+    return False
 
 
 def _too_old(place: Place) -> BucketWentBack:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from actors.last_error import LastError
 from storage.base import StoreError
 from storage.replication.carry import carry_out
 from storage.replication.notices import LEASE, Lease
@@ -193,7 +194,7 @@ class LeaseKeeper:
         self._went_back = False
         #: True after that if the log was checked, for one renewal.
         self._is_in_log = False
-        self._error = ""
+        self._error = LastError(log, "the lease cannot be renewed")
         self._wake = trio.Event()
 
     @property
@@ -308,15 +309,16 @@ class LeaseKeeper:
         # Leave time for two slow requests: otherwise a standby would see each renewal, but this process no answer.
         with trio.move_on_after(2 * self._every_s):
             try:
-                found = await carry_out(self._objects, steps, failed=self._failed)
+                found = await carry_out(self._objects, steps, failed=self._error.failed)
             except (StoreError, DamagedLog) as error:
                 # Contents that are no lease may be those of one answer only, such as an error page with status 200.
-                self._failed(error.detail)
+                self._error.failed(error.detail)
             except LeaseWentBack as error:
                 await self._check(error)
                 return
         if found is not None and found.run == held.run:
-            self._lease, self._error = found, ""
+            self._lease = found
+            self._error.clear()
             if self._rival is not None or self._went_back:
                 # The rival may be frozen, and seal later. A lease that went back may have hidden one.
                 await secure()
@@ -348,7 +350,7 @@ class LeaseKeeper:
         try:
             await self.check_log()
         except StoreError as failed:
-            self._failed(failed.detail)
+            self._error.failed(failed.detail)
             return
         self._is_in_log = True
         self._wake.set()
@@ -367,11 +369,6 @@ class LeaseKeeper:
         if self._is_guarded and not lease.guarded:
             self._wake.set()  # renew at once: the lease may be guarded from now on
 
-    def _failed(self, why: str) -> None:
-        if not self._error:
-            log.warning("the lease cannot be renewed", extra={"why": why})
-        self._error = why
-
     async def release(self, epoch: int, run: bytes) -> None:
         """Note in the object store that this process has ended its epoch and no longer serves. Raises StoreError."""
         if not self._objects.can_exchange:
@@ -379,4 +376,4 @@ class LeaseKeeper:
         released = replace(
             self._lease, epoch=epoch, run=run, urls=(), renewed=1, counted=self._counted(), released=True
         )
-        await carry_out(self._objects, renew(released, 0, self.terms), failed=self._failed)
+        await carry_out(self._objects, renew(released, 0, self.terms), failed=self._error.failed)

@@ -307,7 +307,7 @@ class SecondCopy:
     @property
     def error(self) -> str:
         """Why the last request failed; empty if it did not."""
-        return self._calls.error
+        return self._calls.error.why
 
     @property
     def status(self) -> CopyStatus:
@@ -326,7 +326,7 @@ class SecondCopy:
             lag_bytes=self._outbox.waiting_bytes + sum(each.size for each in under_way),
             lag_s=0.0 if oldest_ms is None else max(0.0, (self._now_ms() - oldest_ms) / 1000),
             uploaded_ms=self._uploaded_ms,
-            error=self._calls.error,
+            error=self._calls.error.why,
             base=record.base,
             base_ms=record.base_ms,
             oldest_ms=self._bases.oldest_ms,
@@ -432,9 +432,9 @@ class SecondCopy:
         try:
             await self._check_next()
         except StoreError as error:
-            self._calls.failed(error.detail)
+            self._calls.error.failed(error.detail)
         else:
-            self._calls.succeeded()
+            self._calls.error.clear()
 
     async def _check_next(self) -> None:
         """Check that no other process has written at the next number. Raises ReignOver, StoreError."""

@@ -43,7 +43,7 @@ from plainsong.protocol.topic.producer_state import DeduplicationRecord, Produce
 from plainsong.protocol.topic.state import TopicLimits
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
 from storage.base import AFTER_ALL, StoreUnusable, read_rows
-from storage.replication.record import SETTLED_KEY
+from storage.replication.record import FOLLOWED_KEY, SETTLED_KEY, Followed, Settle
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
@@ -52,8 +52,12 @@ if TYPE_CHECKING:
     from plainsong.protocol.effects import Operation
     from plainsong.protocol.transactions.transaction import Authority
     from storage.base import Row, Store
-    from storage.replication.record import Settle
+    from storage.replication.record import Record
 
+#: After a take-over that may lack commits, ids begin later by this much. The standby learns the time of the primary's
+#: clock from leases and segments, which it reads some time after they were written, so the primary's clock may be further
+#: ahead than it seems: by a second or two, unless all reads were late.
+LATE_S = 10.0
 _SERVICE_NAME = TopicName("", "transactions")
 #: From this number of operations on, a commit is written: topics share commits, since a sync for each would take longer.
 _COMMIT_OPERATIONS = 1000
@@ -107,6 +111,33 @@ async def settle(
     await until_room()
     await store.write([*changes, replace(done, topic=None, is_whole=True).put()], claim=claim)
     return SettledStore(len(names), rolled_back)
+
+
+async def settle_alone(store: Store, record: Record, now_ms: Callable[[], int], lease_s: float) -> None:
+    """Apply the rules of a restore to a store that continues without its log: commits after its last one may be missing.
+
+    Args:
+      store: a standby's, or one that took over and has not applied them yet.
+      record: of its directory.
+      lease_s: for how long the primary may have acknowledged after its last renewal.
+    Raises:
+      StoreUnusable: a standby that has not reached a consistent state.
+      StoreError.
+    """
+    what = record.settle
+    if record.standby:
+        value = await store.get(Table.METADATA, FOLLOWED_KEY)
+        found = Followed.of(record, value)
+        commit = found.place.commit or 0
+        if commit < record.until:
+            raise StoreUnusable(
+                f"the standby has commit {commit}, and its store is consistent only from commit {record.until} on",
+                hint="start it as a standby until it has caught up, or restore the copy",
+            )
+        late_ms = round(1000 * max(LATE_S, lease_s))
+        what = Settle(found.time_ms, max(found.ahead_ms, record.ahead_ms) + late_ms, found.time_ms + late_ms)
+    if what is not None:
+        await settle(store, what, now_ms())
 
 
 @dataclass(frozen=True, slots=True)

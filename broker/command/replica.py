@@ -14,7 +14,7 @@ import trio
 
 from actors.copy_start import is_deposed, leave_copy
 from actors.restoring_copy import compare_bases, refuse_late_clock, restore_copy
-from actors.standby import settle_alone
+from actors.settling import settle_alone
 from broker.command.failures import reported
 from broker.command.options import load_settings, setting_options, time_ms, until_ctrl_c
 from broker.replication import open_objects

@@ -278,10 +278,10 @@ class RecordFile:
         return await in_thread(read_record, self.directory, max_wait_s=inf)
 
     async def change(self, change: Callable[[Record], Record]) -> None:
-        """Change the record, durably. Raises StoreUnusable."""
-        async with self._changing:
-            self.record = record = change(self.record)
-            with trio.CancelScope(shield=True):
+        """Change the record, durably, also if the caller is cancelled. Raises StoreUnusable."""
+        with trio.CancelScope(shield=True):
+            async with self._changing:
+                self.record = record = change(self.record)
                 await in_thread(write_record, self.directory, record, max_wait_s=inf)
 
 

@@ -7,6 +7,7 @@ primary is cut off, ends, or starts again and allows no standby. For each rule a
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,13 +22,17 @@ import trio._core._run as internals
 from hypothesis import settings
 from trio.testing import MockClock
 
-from actors import lease, standby
+from actors import lease, lease_watch, standby
+from actors.followed_log import FollowedLog
+from actors.last_error import LastError
 from actors.settings import ReplicationConfig
+from actors.standby_clock import StandbyClock
 from storage.base import StoreUnusable
 from storage.replication import protocol
 from storage.replication.carry import ObjectStoreUnavailable, carry_out
 from storage.replication.notices import LEASE, Lease, decode_lease, encode_lease, log_name
 from storage.replication.protocol import BucketWentBack, Follower, ReignOver, TakeOverLost, Verdict
+from storage.replication.record import RecordFile
 from storage.replication.segment import ASYNC, is_segment
 from tests.planted import planted
 from tests.storage.replication.objects import MemoryObjects
@@ -128,6 +133,7 @@ class Code:
     """The modules of a course: the real ones, or one with a mistake."""
 
     lease: ModuleType = lease
+    lease_watch: ModuleType = lease_watch
     standby: ModuleType = standby
     protocol: ModuleType = protocol
 
@@ -243,34 +249,33 @@ class Site:
         """Act as a standby that has read the log."""
         await trio.sleep(starts_s)
         objects = self.objects(MILD)
-        one = self.code.standby.Standby(objects, Path(), settings, None, lambda: 0, clock=trio.current_time)
-        one._caught_up = True
+        watch = a_watch(objects, settings, self.code.lease_watch)
         with suppress(StoreUnusable), trio.move_on_after(lives_s):
             while not self.taken.is_set():
                 if self.by_hand:
                     reason, self.by_hand = "by hand", False
                 else:
-                    await one._look_at_lease()
-                    reason = one._reason()
+                    await watch.look()
+                    reason = watch.reason(())
                 if reason:
-                    await (self.take_over if self.reign is None else self.seal)(one, objects, reason)
+                    await (self.take_over if self.reign is None else self.seal)(watch, objects, reason)
                 if freezes and self.random.random() < 0.003:
                     await trio.sleep(self.random.choice([20.0, 90.0]))  # frozen
                 await trio.sleep(0.5)
 
-    async def take_over(self, one, objects, reason):
+    async def take_over(self, watch, objects, reason):
         run = self.random.randbytes(16)
         self.attempts[run] = reason
-        follower = Follower(one._lease if reason != "by hand" else None, one._registration.id)
+        follower = Follower(watch.lease if reason != "by hand" else None, watch.registration.id)
         with suppress(TakeOverLost):
             await carry_out(objects, self.code.protocol.choose_epoch(run, 1, follower=follower))
 
-    async def seal(self, one, objects, reason):
+    async def seal(self, watch, objects, reason):
         """Take over from a primary that has a log, and freeze at times."""
         run, protocol = self.random.randbytes(16), self.code.protocol
         self.attempts[run] = reason
         place = await carry_out(objects, protocol.follow(protocol.ROOT, None, set()))
-        follower = Follower(one._lease if reason != "by hand" else None, one._registration.id)
+        follower = Follower(watch.lease if reason != "by hand" else None, watch.registration.id)
         freezing = FreezingObjects(self.shared, self.random, self.nursery, MILD)
         with suppress(TakeOverLost, ReignOver):
             await carry_out(freezing, protocol.take_over(run, place, known=place.epoch, follower=follower))
@@ -279,6 +284,14 @@ class Site:
 def a_keeper(objects, *, clock, module=lease, **options):
     settings = {"period_s": PERIOD_S, "allows_standby": True, "counted": lambda: 1, "now_ms": lambda: 0}
     return module.LeaseKeeper(objects, clock=clock, **(settings | options))
+
+
+def a_watch(objects, settings, module=lease_watch):
+    """Return the watch of a standby that has read the log."""
+    clock, error = StandbyClock(lambda: 0, trio.current_time), LastError(logging.getLogger(__name__), "unread")
+    log = FollowedLog(objects, RecordFile(Path()), clock, error)
+    log.caught_up = True
+    return module.LeaseWatch(objects, log, clock, error, settings.lease_s)
 
 
 async def nothing():
@@ -388,7 +401,7 @@ async def passed_on(code, seed):
     taken = Lease(2, RUN, period_ms=10_000)
     objects._put(LEASE, encode_lease(taken))
     one = code.standby.Standby(objects, Path(), SETTINGS, None, lambda: 0, clock=trio.current_time, hold=hold)
-    one._lease, one._attempt, one._record = taken, RUN, replace(one._record, standby=False)
+    one._watch.lease, one._take_over.run, one._file.record = taken, RUN, replace(one._file.record, standby=False)
     keeper = a_keeper(objects, module=code.lease, clock=trio.current_time, hold=hold)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one.hold)
@@ -472,7 +485,7 @@ async def loading(code, seed):
         site.kill()
         run, objects = random.randbytes(16), site.objects(MILD)
         one = code.standby.Standby(objects, Path(), SETTINGS, None, lambda: 0, clock=trio.current_time)
-        one._attempt = run
+        one._take_over.run = run
         nursery.start_soon(one.hold)
         await carry_out(objects, code.protocol.choose_epoch(run, 1, "second"))
         await trio.sleep(60)
@@ -604,7 +617,7 @@ async def test_a_process_that_takes_over_renews_the_lease_in_the_time_that_the_l
     objects, taken = MemoryObjects(), Lease(2, RUN, period_ms=1000)
     objects._put(LEASE, encode_lease(taken))
     one = standby.Standby(objects, Path(), ReplicationConfig(lease_s=60.0), None, lambda: 0, clock=trio.current_time)
-    one._lease, one._attempt = taken, RUN
+    one._watch.lease, one._take_over.run = taken, RUN
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one.hold)
         await trio.sleep(1.0)
@@ -615,7 +628,7 @@ async def test_a_process_that_takes_over_renews_the_lease_in_the_time_that_the_l
 async def test_a_standby_renews_no_lease_after_the_primary_of_its_process_has_begun(autojump_clock):
     objects, hold = MemoryObjects(), lease.LeaseHold()
     one = standby.Standby(objects, Path(), SETTINGS, None, lambda: 0, clock=trio.current_time, hold=hold)
-    one._attempt, one._record = RUN, replace(one._record, standby=False)
+    one._take_over.run, one._file.record = RUN, replace(one._file.record, standby=False)
     objects._put(LEASE, encode_lease(Lease(2, RUN, period_ms=10_000)))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one.hold)
@@ -682,31 +695,31 @@ MISTAKES = [
     ),
     (
         course,
-        standby,
+        lease_watch,
         "a renewal does not begin the time again",
-        "if lease is None or self._lease is None or lease.sign != self._lease.sign:",
-        "if lease is None or self._lease is None:",
+        "if lease is None or self.lease is None or lease.sign != self.lease.sign:",
+        "if lease is None or self.lease is None:",
     ),
     (
         slow,
-        standby,
+        lease_watch,
         "the standby waits for less than the time of the lease",
-        "self._lease_since_s + max(self._settings.lease_s, lease.period_ms / 1000)",
-        "self._lease_since_s + 0.8 * self._settings.lease_s",
+        "self._since_s + max(self._lease_s, lease.period_ms / 1000)",
+        "self._since_s + 0.8 * self._lease_s",
     ),
     (
         course,
-        standby,
+        lease_watch,
         "a standby takes over although the primary does not keep the terms for it",
         "if not lease.guarded or not lease.period_ms",
         "if not lease.period_ms",
     ),
     (
         orphaned,
-        standby,
+        lease_watch,
         "a standby that registers begins the time again",
-        "lease.sign != self._lease.sign:",
-        "lease != self._lease:",
+        "lease.sign != self.lease.sign:",
+        "lease != self.lease:",
     ),
     (
         course,
@@ -857,6 +870,8 @@ def code_with(module, name, right, wrong):
     made = planted(module, name, right, wrong)
     if module is lease:
         return Code(lease=made)
+    if module is lease_watch:
+        return Code(lease_watch=made)
     if module is standby:
         return Code(standby=made)
     made.__dict__.update({each: getattr(protocol, each) for each in SHARED})

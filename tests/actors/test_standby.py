@@ -11,12 +11,12 @@ import pytest
 import trio
 import trio.testing
 
+from actors import followed_log, lease_watch, settling, standby_clock
 from actors import standby as standby_module
 from actors.copy_start import leave_copy
 from actors.second_copy import LOOK_EVERY_S
 from actors.settings import ReplicationConfig
-from actors.settling import settle
-from actors.standby import LATE_S, Standby, settle_alone
+from actors.settling import LATE_S, settle, settle_alone
 from plainsong.protocol.effects import Put, RollBack, Table
 from plainsong.protocol.errors import OutcomeUnknown
 from storage.base import StoreError, StoreUnusable
@@ -36,7 +36,7 @@ from storage.replication.notices import (
 from storage.replication.outbox import Outbox
 from storage.replication.protocol import AHEAD, Fetched, Foreign, ReignOver, TakeOverLost, Verdict
 from storage.replication.reading import bases_of, is_removed, verify
-from storage.replication.record import FOLLOWED_KEY, Followed, read_record
+from storage.replication.record import FOLLOWED_KEY, Followed, RecordFile, read_record
 from storage.replication.segment import ASYNC, SYNC, decode_segment, is_segment
 from tests.actors.test_second_copy import FAST, primary, restored, until
 from tests.patience import PATIENCE_S
@@ -62,7 +62,7 @@ def objects():
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(standby_module, "PAUSE_S", 0.01)
-    monkeypatch.setattr(standby_module, "IDLE_S", 0.01)
+    monkeypatch.setattr(lease_watch, "IDLE_S", 0.01)
 
 
 class Clock:
@@ -84,7 +84,7 @@ def a_standby(directory, objects, settings=SETTINGS, clock=None, now_ms=1_000_00
     opens = partial(LevelDBStore.open, directory, TINY, follows=True)
     options = {} if clock is None else {"clock": clock}
     present_ms = now_ms if callable(now_ms) else lambda: now_ms
-    return Standby(objects, directory, settings, opens, present_ms, holder="second", **options)
+    return standby_module.Standby(objects, directory, settings, opens, present_ms, holder="second", **options)
 
 
 @asynccontextmanager
@@ -120,7 +120,11 @@ async def registered(running, objects, clock, count=1):
 
 async def has_seen_the_lease(standby, objects, clock):
     """Wait until a standby has read the lease of a primary that has ended."""
-    await until(lambda: clock.ticks() and standby._lease is not None and standby._lease.sign == lease_of(objects).sign)
+    await until(
+        lambda: (
+            clock.ticks() and standby._watch.lease is not None and standby._watch.lease.sign == lease_of(objects).sign
+        )
+    )
 
 
 async def has(standby, commit):
@@ -509,14 +513,14 @@ async def test_a_primary_that_has_its_lease_again_serves_only_once_a_segment_is_
 async def test_a_take_over_that_was_killed_between_the_seal_and_the_record_is_repeated(
     tmp_path, objects, monkeypatch, is_guarded
 ):
-    clock, settings, note = Clock(), replace(SETTINGS, lease_s=10.0), Standby._note
+    clock, settings, change = Clock(), replace(SETTINGS, lease_s=10.0), RecordFile.change
     sealed = trio.Event()
 
-    async def killed(standby, record):
-        if not record.standby:
+    async def killed(file, changed):
+        if not changed(file.record).standby:
             sealed.set()
             await trio.sleep_forever()
-        await note(standby, record)
+        await change(file, changed)
 
     async with (
         primary(tmp_path / "data", objects, settings=LEASED, finish=False) as running,
@@ -532,7 +536,7 @@ async def test_a_take_over_that_was_killed_between_the_seal_and_the_record_is_re
         # A standby that registers with a primary that has ended may not take over by itself.
         objects._put(LEASE, encode_lease(replace(lease_of(objects), guarded=False, standbys=())))
     with monkeypatch.context() as patch:
-        patch.setattr(Standby, "_note", killed)
+        patch.setattr(RecordFile, "change", killed)
         async with following(tmp_path / "second", objects, settings, clock) as standby:
             await has(standby, last)
             async with trio.open_nursery() as asking:
@@ -609,8 +613,8 @@ async def test_a_standby_that_follows_a_seal_at_a_number_that_retention_has_free
         await running.counted()
         async with following(tmp_path / "second", objects) as standby:
             await has(standby, running.outbox.last)
-            await until(lambda: standby._noted.commit == running.outbox.last)
-            place = standby._noted
+            await until(lambda: standby._log._noted.commit == running.outbox.last)
+            place = standby._log._noted
         for _ in range(4):  # in segments of their own
             await running.write()
             await running.counted()
@@ -688,7 +692,7 @@ async def test_a_standby_becomes_a_store_of_its_own_once_it_has_reached_its_base
             settled.append(what)
             await settle(store, what, now_ms)
 
-        monkeypatch.setattr(standby_module, "settle", recorded)
+        monkeypatch.setattr(settling, "settle", recorded)
         for lease_s in (0.0, 25.0):
             await settle_alone(store, replace(record, until=last), lambda: 1, lease_s)
     # The primary may have acknowledged until its lease was over.
@@ -749,8 +753,8 @@ async def test_ids_begin_later_by_the_time_of_a_long_lease_since_the_primary_may
             await has(standby, running.outbox.last)
             await registered(running, objects, clock)
         await has_seen_the_lease(standby, objects, clock)
-        ahead_ms = standby._ahead_ms
-        now_ms = standby._steady_ms
+        ahead_ms = standby._clock.ahead_ms
+        now_ms = standby._clock.steady_ms
         clock.now_s += 25.0
         await until(lambda: not read_record(tmp_path / "second").standby)
     settle = read_record(tmp_path / "second").settle
@@ -769,10 +773,10 @@ async def test_a_standby_reads_the_lease_when_its_time_is_over_and_not_only_at_i
             await has(standby, running.outbox.last)
             await registered(running, objects, clock)
         await has_seen_the_lease(standby, objects, clock)
-        over_s = standby._lease_since_s + 10.0
-        monkeypatch.setattr(standby_module, "IDLE_S", 2.0)
+        over_s = standby._watch._since_s + 10.0
+        monkeypatch.setattr(lease_watch, "IDLE_S", 2.0)
         clock.now_s = over_s - 0.5
-        await until(lambda: standby._lease_read_s == clock.now_s)
+        await until(lambda: standby._watch._read_s == clock.now_s)
         assert read_record(tmp_path / "second").standby
         clock.now_s = over_s
         await until(lambda: not read_record(tmp_path / "second").standby)
@@ -822,7 +826,9 @@ async def test_renewing_the_lease_restarts_its_time(tmp_path, objects):
                 running.copy.lease.serve(())
                 await until(lambda before=before: decode_lease(objects.found[LEASE][0]).renewed > before)
                 await until(
-                    lambda: clock.ticks() and standby._lease.renewed >= decode_lease(objects.found[LEASE][0]).renewed
+                    lambda: (
+                        clock.ticks() and standby._watch.lease.renewed >= decode_lease(objects.found[LEASE][0]).renewed
+                    )
                 )
             assert read_record(tmp_path / "second").standby
 
@@ -941,13 +947,13 @@ async def test_a_standby_does_not_take_over_by_hand_from_a_primary_that_allows_n
 
 def counted_builds(standby):
     """Return a list that grows each time a standby is built from a base."""
-    begun, build = [], standby._build
+    begun, build = [], standby._log.build
 
-    async def counted(store):
-        begun.append(store)
-        await build(store)
+    async def counted(store, base):
+        begun.append(base)
+        await build(store, base)
 
-    standby._build = counted
+    standby._log.build = counted
     return begun
 
 
@@ -1134,70 +1140,88 @@ async def test_a_standby_whose_disk_has_refused_a_write_applies_the_same_segment
     assert await rows_that_a_refused_write_loses(tmp_path, objects) == 0
 
 
-#: Scenario, mistake, the correct code, the wrong code.
+#: Scenario, module, mistake, the correct code, the wrong code.
 MISTAKES = [
     (
         builds_with_a_base_in_the_tail,
+        standby_module,
         "a base after the place where the take-over began means that the end was removed",
         "if await has_base_after(self._objects, reached, below=place.epoch):",
         "if await has_base_after(self._objects, before, below=place.epoch):",
     ),
     (
         builds_with_a_base_since_the_end_was_read,
+        standby_module,
         "a base after the end means that the next segment was removed",
-        "if await is_removed(self._objects, self._place):",
-        "if await has_base_after(self._objects, self._place):",
+        "if await is_removed(self._objects, self._log.place):",
+        "if await has_base_after(self._objects, self._log.place):",
     ),
     (
         ahead_after_another_start,
+        followed_log,
         "the clock's lead is not read again",
-        "self._time_ms, self._ahead_ms = found.time_ms, max(self._ahead_ms, found.ahead_ms)",
-        "self._time_ms = found.time_ms",
+        "self.time_ms, self._clock.ahead_ms = found.time_ms, max(self._clock.ahead_ms, found.ahead_ms)",
+        "self.time_ms = found.time_ms",
     ),
     (
         ids_that_begin_too_early,
+        standby_module,
         "segments are assumed to be read at the moment of their last commit",
         'late_s = LATE_S + LOOK_EVERY_S if reason == "by hand" else LATE_S',
         "late_s = 0.0",
     ),
     (
         ids_that_begin_too_early,
+        standby_module,
         "a primary is assumed to end at the moment of a take-over by hand",
         'late_s = LATE_S + LOOK_EVERY_S if reason == "by hand" else LATE_S',
         "late_s = LATE_S",
     ),
     (
         ids_after_a_step,
+        standby_clock,
         "the clocks are compared by the time of day",
-        "return self._zero_ms + round(1000 * self._clock())",
-        "return self._now_ms()",
+        "return self._zero_ms + round(1000 * self.now_s())",
+        "return self.now_ms()",
     ),
     (
         ids_that_begin_below_the_primarys_clock,
+        lease_watch,
         "the clock in the lease is not looked at",
         "        if lease is not None and lease.clock_ms is not None:\n",
         "        if False:\n",
     ),
     (
         rows_that_a_refused_write_loses,
+        followed_log,
         "the place is recorded before the segments are applied",
         "            if batch.segments:\n"
-        "                await self._apply(store, batch.segments)\n"
-        "            self._place = batch.place\n",
-        "            self._place = batch.place\n"
+        "                await self.apply(store, batch.segments)\n"
+        "            self.place = batch.place\n",
+        "            self.place = batch.place\n"
         "            await store.apply([self._row()])\n"
         "            if batch.segments:\n"
-        "                await self._apply(store, batch.segments)\n",
+        "                await self.apply(store, batch.segments)\n",
     ),
 ]
 
 
-@pytest.mark.parametrize(("course", "name", "right", "wrong"), MISTAKES, ids=[each[1] for each in MISTAKES])
-async def test_each_planted_mistake_is_found(tmp_path, objects, monkeypatch, course, name, right, wrong):
+#: The class of each module that ``Standby`` uses.
+CLASSES = {
+    standby_module: "Standby",
+    followed_log: "FollowedLog",
+    lease_watch: "LeaseWatch",
+    standby_clock: "StandbyClock",
+}
+
+
+@pytest.mark.parametrize(("course", "module", "name", "right", "wrong"), MISTAKES, ids=[each[2] for each in MISTAKES])
+async def test_each_planted_mistake_is_found(tmp_path, objects, monkeypatch, course, module, name, right, wrong):
     wanted = await course(tmp_path / "right", MemoryObjects())
-    module = planted(standby_module, name, right, wrong)
-    module.PAUSE_S = module.IDLE_S = 0.01
-    monkeypatch.setitem(globals(), "Standby", module.Standby)
+    made = planted(module, name, right, wrong)
+    made.PAUSE_S = made.IDLE_S = 0.01
+    made.BuildAgain = followed_log.BuildAgain  # which the other modules catch
+    monkeypatch.setattr(standby_module, CLASSES[module], getattr(made, CLASSES[module]))
     assert await course(tmp_path / "wrong", objects) != wanted
 
 
@@ -1209,7 +1233,7 @@ async def test_the_lead_of_the_primarys_clock_survives_a_rebuild_of_the_standby(
             await running.write(1)
             await running.counted()
             await has(standby, running.outbox.last)
-            ahead_ms = standby._ahead_ms
+            ahead_ms = standby._clock.ahead_ms
         for _ in range(3):  # in segments of their own
             await running.write()
             await running.counted()
@@ -1248,14 +1272,14 @@ async def test_a_step_of_the_standbys_clock_does_not_change_when_ids_begin_if_on
     objects.get = without_lease
     async with following(tmp_path / "second", objects, clock=clock, now_ms=lambda: now_ms[0]) as standby:
         await has(standby, running.outbox.last)
-        assert standby._lease is None
+        assert standby._watch.lease is None
         now_ms[0] += step_ms
         objects.get = get
         clock.ticks()
-        await until(lambda: standby._lease is not None)
-        seen_ms = standby._steady_ms
+        await until(lambda: standby._watch.lease is not None)
+        seen_ms = standby._clock.steady_ms
         await taken_over(standby, tmp_path / "second")
-        passed_ms = standby._steady_ms - seen_ms
+        passed_ms = standby._clock.steady_ms - seen_ms
     first_ms = now_ms[0] + read_record(tmp_path / "second").settle.ahead_ms
     assert first_ms == present_ms + hour_ms + BY_HAND_MS + passed_ms
 
@@ -1305,7 +1329,7 @@ async def test_a_standby_reads_the_lease_as_soon_as_the_primary_has_sealed_the_l
         async with following(tmp_path / "second", objects, settings, clock) as standby:
             await has(standby, running.outbox.last)
             await registered(running, objects, clock)
-            monkeypatch.setattr(standby_module, "IDLE_S", 2.0)
+            monkeypatch.setattr(lease_watch, "IDLE_S", 2.0)
             clock.ticks()
             await running.copy.finish()
             await running.copy.hand_over()
@@ -1461,7 +1485,7 @@ async def test_a_standby_that_can_apply_nothing_shows_how_far_the_primary_is_and
         await until(lambda: clock.ticks() and standby.status.automatic)
         is_full = True
         if fails == "recover":
-            monkeypatch.setattr(standby_module, "read_all", unreadable(standby_module.read_all))
+            monkeypatch.setattr(followed_log, "read_all", unreadable(followed_log.read_all))
         await running.write(5)
         await running.counted()
         running.copy.lease.serve(())
@@ -1539,7 +1563,7 @@ async def test_an_error_page_in_place_of_the_lease_ends_neither_the_primary_nor_
             def both_have_read_it():
                 clock.ticks()
                 running.copy.lease.serve(running.copy.lease.urls)  # renews at once
-                errors = standby.status.error, running.copy.lease._error
+                errors = standby.status.error, running.copy.lease._error.why
                 return all("is not a JSON object" in error for error in errors)
 
             objects.get = error_page

@@ -25,7 +25,7 @@ WAITS = {
     "actors/replica.py": ("RoutedTransactions._follow", "actors/test_transactions_of_instances.py"),
     "actors/scrub.py": ("Scrub.run", "actors/test_scrub.py"),
     "actors/second_copy.py": ("SecondCopy._make_base SecondCopy._secure SecondCopy._ship SecondCopy.finish SecondCopy.settled SecondCopy.until_room", "actors/test_second_copy.py"),
-    "actors/standby.py": ("Standby._pause Standby.take_over", "actors/test_standby.py"),
+    "actors/take_over.py": ("TakeOver.ask TakeOver.pause", "actors/test_standby.py"),
     "actors/tephra.py": ("ForeignTephra.loaded", "actors/test_foreign_tephra.py"),
     "actors/replica_server.py": ("ReplicaServer._change", "actors/test_transactions_of_instances.py"),
     "actors/transaction_actor.py": ("ServiceSupervision.first_load TransactionActor._roll_back", "actors/test_transaction_service.py"),
