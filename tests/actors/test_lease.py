@@ -8,7 +8,7 @@ primary is cut off, ends, or starts again and allows no standby. For each rule a
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -286,6 +286,14 @@ def a_keeper(objects, *, clock, module=lease, **options):
     return module.LeaseKeeper(objects, clock=clock, **(settings | options))
 
 
+async def a_primary(objects, clock):
+    """Return the keeper of a primary that has begun."""
+    keeper = a_keeper(objects, clock=clock)
+    epoch = await carry_out(objects, protocol.choose_epoch(RUN, 0, "first", terms=keeper.terms))
+    keeper.began(epoch, RUN, "first", clock())
+    return keeper
+
+
 def a_watch(objects, settings, module=lease_watch):
     """Return the watch of a standby that has read the log."""
     clock, error = StandbyClock(lambda: 0, trio.current_time), LastError(logging.getLogger(__name__), "unread")
@@ -298,99 +306,96 @@ async def nothing():
     await trio.lowlevel.checkpoint()
 
 
+@asynccontextmanager
+async def a_site(code, seed, times=(0.0, 0.01, 0.1)):
+    """Make a site, and end all its tasks after the block."""
+    async with trio.open_nursery() as nursery:
+        yield Site(code, Random(seed), nursery, times)
+        nursery.cancel_scope.cancel()
+
+
 async def course(code, seed):
     """Let anything happen until a take-over begins; return what is wrong then."""
-    random = Random(seed)
-    async with trio.open_nursery() as nursery:
-        site = Site(code, random, nursery, SLOW)
+    async with a_site(code, seed, SLOW) as site:
         await site.start()
-        nursery.start_soon(site.follow, random.uniform(0, 60))
-        if random.random() < 0.5:
-            nursery.start_soon(partial(site.follow, random.uniform(0, 60), lives_s=random.uniform(10, 90)))
+        site.nursery.start_soon(site.follow, site.random.uniform(0, 60))
+        if site.random.random() < 0.5:
+            site.nursery.start_soon(
+                partial(site.follow, site.random.uniform(0, 60), lives_s=site.random.uniform(10, 90))
+            )
 
         async def disturb():
             while True:
-                await trio.sleep(random.uniform(5, 60))
-                what = random.random()
+                await trio.sleep(site.random.uniform(5, 60))
+                what = site.random.random()
                 if what < 0.5:
                     cut = site.at
                     cut.cut_off()
-                    await trio.sleep(random.choice([5.0, 30.0, 200.0]))
+                    await trio.sleep(site.random.choice([5.0, 30.0, 200.0]))
                     cut.connected.set()
                 elif what < 0.7:
-                    await site.start(random.randbytes(16), allows_standby=random.random() < 0.3)
-                    site.by_hand = random.random() < 0.5
+                    await site.start(site.random.randbytes(16), allows_standby=site.random.random() < 0.3)
+                    site.by_hand = site.random.random() < 0.5
 
-        nursery.start_soon(disturb)
+        site.nursery.start_soon(disturb)
         with trio.move_on_after(300):
             await site.taken.wait()
-        nursery.cancel_scope.cancel()
     return site.wrong
 
 
 async def slow(code, seed):
     """Let the object store be slow until a take-over begins; return what is wrong then."""
-    random = Random(seed)
-    async with trio.open_nursery() as nursery:
-        site = Site(code, random, nursery, SLOW[1:])
+    async with a_site(code, seed, SLOW[1:]) as site:
         await site.start()
-        nursery.start_soon(partial(site.follow, 0.0, freezes=False))
+        site.nursery.start_soon(partial(site.follow, 0.0, freezes=False))
         with trio.move_on_after(300):
             await site.taken.wait()
-        nursery.cancel_scope.cancel()
     return site.wrong
 
 
 async def orphaned(code, seed):
     """End a primary that has two standbys: one takes over in time."""
-    random = Random(seed)
-    async with trio.open_nursery() as nursery:
-        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+    async with a_site(code, seed) as site:
         keeper = await site.start()
         for _ in range(2):
-            nursery.start_soon(partial(site.follow, random.uniform(0, 10), freezes=False))
-        await trio.sleep(random.uniform(60, 90))
+            site.nursery.start_soon(partial(site.follow, site.random.uniform(0, 10), freezes=False))
+        await trio.sleep(site.random.uniform(60, 90))
         was_automatic = keeper.is_automatic
         site.kill()
         with trio.move_on_after(60):
             await site.taken.wait()
-        nursery.cancel_scope.cancel()
     found = [] if was_automatic else ["no standby is registered after a minute"]
     return found if site.taken.is_set() else [*found, "no standby has taken over"]
 
 
 async def regained(code, seed):
     """End a process between the lease and the seal: the primary gets its lease back, though standbys register."""
-    random = Random(seed)
-    async with trio.open_nursery() as nursery:
-        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+    async with a_site(code, seed) as site:
         keeper = await site.start()
         for _ in range(2):
-            by_hand = partial(site.follow, random.uniform(0, 10), freezes=False, settings=ReplicationConfig(lease_s=0))
-            nursery.start_soon(by_hand)
+            by_hand = partial(
+                site.follow, site.random.uniform(0, 10), freezes=False, settings=ReplicationConfig(lease_s=0)
+            )
+            site.nursery.start_soon(by_hand)
         await trio.sleep(60)
-        await carry_out(site.shared, code.protocol.choose_epoch(random.randbytes(16), 1, "other"))
+        await carry_out(site.shared, code.protocol.choose_epoch(site.random.randbytes(16), 1, "other"))
         await trio.sleep(25)  # long enough for one rival, but not for several
         lease = decode_lease(site.shared.found[LEASE][0])
-        nursery.cancel_scope.cancel()
     return [] if keeper.holds and lease.run == RUN else ["the primary no longer has a lease"]
 
 
 async def awakened(code, seed):
     """Freeze a standby in its take-over until the primary has its lease again: then it does not seal the log."""
-    random = Random(seed)
-    async with trio.open_nursery() as nursery:
-        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+    async with a_site(code, seed) as site:
         keeper = await site.start(has_log=True)
-        nursery.start_soon(partial(site.follow, 0.0, freezes=False))
+        site.nursery.start_soon(partial(site.follow, 0.0, freezes=False))
         await trio.sleep(60)
         site.at.cut_off()
         with trio.move_on_after(60):
             await site.tried.wait()
-        await trio.sleep(random.choice([0.0, 5.0, 15.0]))
+        await trio.sleep(site.random.choice([0.0, 5.0, 15.0]))
         site.at.connected.set()
         await trio.sleep(200)
-        nursery.cancel_scope.cancel()
     return [*site.wrong, "the primary acknowledges after the seal"] if site.is_sealed and keeper.holds else site.wrong
 
 
@@ -417,111 +422,96 @@ async def passed_on(code, seed):
 
 async def set_back(code, seed):
     """Let the lease go back to any earlier one: the primary writes it again, and no standby takes over."""
-    random = Random(seed)
-    async with trio.open_nursery() as nursery:
-        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+    async with a_site(code, seed) as site:
         site.shared._put(LEASE, encode_lease(Lease(3, bytes([1]) * 16, period_ms=10_000)))
         earlier = [site.shared.found[LEASE][0]]
         keeper = await site.start(has_log=True)
-        nursery.start_soon(partial(site.follow, random.uniform(0, 10), freezes=False))
+        site.nursery.start_soon(partial(site.follow, site.random.uniform(0, 10), freezes=False))
         for _ in range(5):
-            await trio.sleep(random.uniform(5, 30))
-            site.set_back(random.choice(earlier))
+            await trio.sleep(site.random.uniform(5, 30))
+            site.set_back(site.random.choice(earlier))
             earlier.append(encode_lease(keeper._lease))
         await trio.sleep(15)
         lease = decode_lease(site.shared.found[LEASE][0])
-        nursery.cancel_scope.cancel()
     is_right = keeper.holds and not site.is_sealed and lease.sign == (4, RUN, keeper._number)
     return site.wrong if is_right else [*site.wrong, "the primary has not written its lease again"]
 
 
 async def rolled_back(code, seed):
     """Set the whole object store back: the primary finds that in its log, and leaves the lease."""
-    random = Random(seed)
-    async with trio.open_nursery() as nursery:
-        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+    async with a_site(code, seed) as site:
         keeper = await site.start(has_log=True)
-        await trio.sleep(random.uniform(5, 60))
+        await trio.sleep(site.random.uniform(5, 60))
         before = dict(site.shared.found)
-        await trio.sleep(random.uniform(5, 60))
+        await trio.sleep(site.random.uniform(5, 60))
         await site._secure()  # a later segment
         site.shared.found.clear()
         site.shared.found.update(before)
         await trio.sleep(15)
         is_left = site.shared.found[LEASE] == before[LEASE]
-        nursery.cancel_scope.cancel()
     return [] if is_left and not keeper.holds else ["the primary continues a log that lacks a segment"]
 
 
 async def awakened_after_the_lease_went_back(code, seed):
     """Freeze a standby in its take-over, and set the lease back to the primary's: the seal ends what it acknowledges."""
-    random = Random(seed)
-    async with trio.open_nursery() as nursery:
-        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+    async with a_site(code, seed) as site:
         keeper = await site.start(has_log=True)
-        nursery.start_soon(partial(site.follow, 0.0, freezes=False))
+        site.nursery.start_soon(partial(site.follow, 0.0, freezes=False))
         await trio.sleep(60)
         earlier = encode_lease(keeper._lease)
         await trio.sleep(5)
         site.at.cut_off()
         with trio.move_on_after(60):
             await site.tried.wait()
-        await trio.sleep(random.choice([0.0, 1.0, 5.0, 15.0, 25.0]))
+        await trio.sleep(site.random.choice([0.0, 1.0, 5.0, 15.0, 25.0]))
         site.set_back(earlier)
         site.at.connected.set()
         await trio.sleep(200)
-        nursery.cancel_scope.cancel()
     return [*site.wrong, "the primary acknowledges after the seal"] if site.is_sealed and keeper.holds else site.wrong
 
 
 async def loading(code, seed):
     """Let a process take over, and load for a minute: no other standby takes over from it."""
-    random = Random(seed)
-    async with trio.open_nursery() as nursery:
-        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+    async with a_site(code, seed) as site:
         await site.start()
-        nursery.start_soon(partial(site.follow, 0.0, freezes=False))
+        site.nursery.start_soon(partial(site.follow, 0.0, freezes=False))
         await trio.sleep(60)
         site.kill()
-        run, objects = random.randbytes(16), site.objects(MILD)
+        run, objects = site.random.randbytes(16), site.objects(MILD)
         one = code.standby.Standby(objects, Path(), SETTINGS, None, lambda: 0, clock=trio.current_time)
         one._take_over.run = run
-        nursery.start_soon(one.hold)
+        site.nursery.start_soon(one.hold)
         await carry_out(objects, code.protocol.choose_epoch(run, 1, "second"))
         await trio.sleep(60)
         lease = decode_lease(site.shared.found[LEASE][0])
-        nursery.cancel_scope.cancel()
     return [] if lease.run == run else ["another standby has taken over"]
 
 
 async def distant(code, seed):
     """Let each request take two seconds: a primary with a standby does not refuse everything."""
-    async with trio.open_nursery() as nursery:
-        site = Site(code, Random(seed), nursery, [1.0])
+    async with a_site(code, seed, [1.0]) as site:
         keeper = await site.start()
-        nursery.start_soon(partial(site.follow, 0.0, freezes=False))
+        site.nursery.start_soon(partial(site.follow, 0.0, freezes=False))
         await trio.sleep(60)
         held = []
         for _ in range(1000):
             await trio.sleep(0.1)
             held.append(keeper.holds)
-        nursery.cancel_scope.cancel()
     # A registration that comes between the two requests of a renewal costs two more, and so some of the time.
     return [] if sum(held) >= 300 else [f"the primary acknowledges {sum(held)} times of 1000"]
 
 
 async def alone(code, seed):
     """Cut off a primary whose standbys have ended: it does not stop acknowledging."""
-    random = Random(seed)
-    async with trio.open_nursery() as nursery:
-        site = Site(code, random, nursery, [0.0, 0.01, 0.1])
+    async with a_site(code, seed) as site:
         keeper = await site.start()
-        for _ in range(random.randrange(3)):
-            nursery.start_soon(partial(site.follow, random.uniform(0, 20), lives_s=random.uniform(1, 60)))
+        for _ in range(site.random.randrange(3)):
+            site.nursery.start_soon(
+                partial(site.follow, site.random.uniform(0, 20), lives_s=site.random.uniform(1, 60))
+            )
         await trio.sleep(250)
         site.at.cut_off()
         await trio.sleep(100)
-        nursery.cancel_scope.cancel()
     return [] if keeper.holds else ["a primary without a standby acknowledges nothing"]
 
 
@@ -566,9 +556,7 @@ def test_a_primary_gets_its_lease_back_from_a_process_that_ended_before_the_seal
 
 async def test_a_primary_gets_its_lease_back_from_standbys_that_try_again_and_again():
     now_s, objects = 0.0, MemoryObjects()
-    keeper = a_keeper(objects, clock=lambda: now_s)
-    epoch = await carry_out(objects, protocol.choose_epoch(RUN, 0, "first", terms=keeper.terms))
-    keeper.began(epoch, RUN, "first", now_s)
+    keeper = await a_primary(objects, lambda: now_s)
     for number in range(8):
         # None ever seals, and each follows before the time of the one before it is over.
         if decode_lease(objects.found[LEASE][0]).run != RUN or not number:
@@ -582,9 +570,7 @@ async def test_a_primary_gets_its_lease_back_from_standbys_that_try_again_and_ag
 
 async def test_a_primary_leaves_the_lease_of_a_rival_that_has_sealed_the_log_since_its_last_look():
     now_s, objects, rival = 0.0, MemoryObjects(), bytes([1]) * 16
-    keeper = a_keeper(objects, clock=lambda: now_s)
-    epoch = await carry_out(objects, protocol.choose_epoch(RUN, 0, "first", terms=keeper.terms))
-    keeper.began(epoch, RUN, "first", now_s)
+    keeper = await a_primary(objects, lambda: now_s)
     await carry_out(objects, protocol.choose_epoch(rival, 1, "other"))
     await keeper._renew(nothing, nothing)
     now_s = PERIOD_S
@@ -600,9 +586,7 @@ async def test_a_primary_leaves_the_lease_of_a_rival_that_has_sealed_the_log_sin
 
 async def test_a_primary_gets_its_lease_back_from_a_process_that_hangs_in_its_take_over_and_renews_the_lease():
     now_s, objects, rival = 0.0, MemoryObjects(), bytes([1]) * 16
-    keeper = a_keeper(objects, clock=lambda: now_s)
-    epoch = await carry_out(objects, protocol.choose_epoch(RUN, 0, "first", terms=keeper.terms))
-    keeper.began(epoch, RUN, "first", now_s)
+    keeper = await a_primary(objects, lambda: now_s)
     await carry_out(objects, protocol.choose_epoch(rival, 1, "other"))
     for number in range(1, 20):
         now_s += 2.0

@@ -521,15 +521,20 @@ async def an_old_directory(tmp_path, objects, keep_s):
     return tmp_path / "older"
 
 
-async def test_a_directory_older_than_everything_that_is_kept_is_refused_and_seals_nothing(tmp_path, objects):
-    older = await an_old_directory(tmp_path, objects, keep_s=0)
-    assert log_name(1, 1) not in objects.found
+async def is_refused_and_seals_nothing(older, objects, number):
+    """Check that a start on an old directory is refused, and writes neither a seal at its place nor the lease."""
     lease = objects.found[LEASE]
     with pytest.raises(BucketWentBack, match="too old"):
         async with primary(older, objects):
             pass
-    assert log_name(1, 1) not in objects.found
+    assert log_name(1, number) not in objects.found
     assert objects.found[LEASE] == lease
+
+
+async def test_a_directory_older_than_everything_that_is_kept_is_refused_and_seals_nothing(tmp_path, objects):
+    older = await an_old_directory(tmp_path, objects, keep_s=0)
+    assert log_name(1, 1) not in objects.found
+    await is_refused_and_seals_nothing(older, objects, 1)
 
 
 async def test_a_directory_older_than_everything_that_is_kept_does_not_leave_the_copy_which_others_continue(
@@ -558,12 +563,7 @@ async def test_a_directory_that_is_too_old_seals_nothing_though_retention_has_le
     record, left = read_record(older), b"an object that could not be removed"
     objects._put(log_name(1, 1), left)
     write_record(older, replace(record, place=replace(record.place, number=2, before=digest(left), commit=0)))
-    lease = objects.found[LEASE]
-    with pytest.raises(BucketWentBack, match="too old"):
-        async with primary(older, objects):
-            pass
-    assert log_name(1, 2) not in objects.found
-    assert objects.found[LEASE] == lease
+    await is_refused_and_seals_nothing(older, objects, 2)
 
 
 async def test_a_directory_is_deposed_once_another_process_has_continued_its_log_and_not_before(tmp_path, objects):
