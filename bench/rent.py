@@ -127,7 +127,7 @@ MECHANISMS: dict[str, Mechanism] = {
     ),
     "slow-removal": Mechanism(
         "the files of a dropped volume are shortened step by step before they are removed",
-        _sets(("storage.leveldb.keeper:remove_slowly", _remove_at_once)),
+        _sets(("storage.leveldb.listed_volumes:remove_slowly", _remove_at_once)),
         ("expiring",),
     ),
     "packs": Mechanism(

@@ -65,7 +65,7 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
     if keeper.volumes.views:
         return 0  # the files of a dropped volume would stay until the last view ends
     removed = 0
-    for volume in [each for each in keeper.volumes.sealed if each in keeper.touched - keeper.damaged]:
+    for volume in [each for each in keeper.volumes.sealed if each in keeper.listed.touched - keeper.listed.damaged]:
         if keeper.is_unsent(volume):
             continue
         yield 0.0
@@ -108,7 +108,7 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
 
 def _drop(keeper: Keeper, volume: Volume) -> Generator[float | SetChange | None, None, None]:
     keeper.catch_up([volume])
-    yield from keeper.replace([volume], None)
+    yield from keeper.listed.replace([volume], None)
 
 
 # --- what is dead ---------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def _leave_alone(keeper: Keeper, damaged: Sequence[Volume], error: StoreError) -
         raise error
     names = [volume.name for volume in damaged]
     log.error("volumes are damaged and not tidied", extra={"volumes": names, "why": error.detail})
-    keeper.damaged.update(damaged)
+    keeper.listed.damaged.update(damaged)
 
 
 def _is_damage(error: StoreError) -> bool:
@@ -178,7 +178,7 @@ def _mostly_dead(keeper: Keeper, options: LevelDBOptions) -> Generator[float | N
     # and must not meet newer rows with the same keys in a merged one.
     yield None
     for volume in current.sealed:
-        worth = volume in keeper.touched and not volume.large and volume not in keeper.damaged
+        worth = volume in keeper.listed.touched and not volume.large and volume not in keeper.listed.damaged
         worth = worth and not keeper.is_unsent(volume)
         worth = worth and (yield from _is_mostly_dead(keeper, volume))
         if worth and (not found or live + volume.live_bytes <= options.settings.volume_bytes):
@@ -192,7 +192,7 @@ def _mostly_dead(keeper: Keeper, options: LevelDBOptions) -> Generator[float | N
 def _is_mostly_dead(keeper: Keeper, volume: Volume) -> Generator[float, None, bool]:
     """True if most bytes of a volume are dead. Counts them if the estimate says so."""
     # Before the count, so that rows that die during it cause another check.
-    keeper.touched.discard(volume)
+    keeper.listed.touched.discard(volume)
     if volume.live_bytes < REWRITE_BELOW * volume.row_bytes:
         try:
             yield from _count_live(keeper, volume)
@@ -202,7 +202,7 @@ def _is_mostly_dead(keeper: Keeper, volume: Volume) -> Generator[float, None, bo
             return False
     if volume.live_bytes >= REWRITE_BELOW * volume.row_bytes:
         return False
-    keeper.touched.add(volume)
+    keeper.listed.touched.add(volume)
     return True
 
 
@@ -231,8 +231,8 @@ def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
 
 def rewrite(keeper: Keeper, sources: Sequence[Volume]) -> Generator[float | SetChange | None, None, None]:
     """Copy the live rows of neighbouring volumes to one that replaces them. Raises StoreError."""
-    keeper.rewriting, keeper.changed = sources, set()
-    target = keeper.successor(sources)
+    keeper.sealed_rows.rewriting, keeper.sealed_rows.changed = sources, set()
+    target = keeper.listed.successor(sources)
     is_leased = False
     try:
         database = keeper.databases.acquire(target, create=True)
@@ -247,15 +247,15 @@ def rewrite(keeper: Keeper, sources: Sequence[Volume]) -> Generator[float | SetC
             raise Unreadable("Corruption: the copied rows cannot be read back")
         sync_directory(target.path)
         placed = None if target.is_empty else target
-        yield from keeper.replace(sources, placed)
+        yield from keeper.listed.replace(sources, placed)
     except (StoreUnusable, OSError) as error:
         log.error("volumes cannot be rewritten", extra={"why": str(error)})
         raise StoreError(f"rewriting volumes: {without_folders(str(error))}") from error
     finally:
-        keeper.rewriting = ()
+        keeper.sealed_rows.rewriting = ()
         if is_leased:
             keeper.databases.release(target)
-        if target not in keeper.volumes.sealed and not keeper.is_listed(target):
+        if target not in keeper.volumes.sealed and not keeper.listed.has(target):
             keeper.databases.discard(target)
             remove_volume(target.path)
     if placed is not None:
@@ -292,7 +292,7 @@ def _change_again(keeper: Keeper, sources: Sequence[Volume], target: Volume, dat
     """
     with database.batch(sync=True) as batch:
         writes = RowWrites(target, database, batch)
-        for table, key in sorted(keeper.changed):
+        for table, key in sorted(keeper.sealed_rows.changed):
             value = None
             for volume in reversed(sources):
                 with keeper.databases.lease(volume) as source:
@@ -304,7 +304,7 @@ def _change_again(keeper: Keeper, sources: Sequence[Volume], target: Volume, dat
             else:
                 writes.replace(table, key, value)
         writes.finish()
-    return bool(keeper.changed)
+    return bool(keeper.sealed_rows.changed)
 
 
 # --- the database of version 0.1 ----------------------------------------------------------------------
@@ -328,7 +328,7 @@ def sweep(keeper: Keeper, volume: Volume, until_s: float) -> Generator[float | S
                     yield 0.0
                     start = end
             left = _without(keeper, volume, table, group, parts)
-            yield from keeper.replace_in_memory(volume, left)
+            yield from keeper.listed.replace_in_memory(volume, left)
             volume = left
     volume.measure()
     save_index(volume)
@@ -379,7 +379,7 @@ def _remove(
                 while some := list(islice(every, min(_PIECE_ROWS, max_rows - removed))):
                     yield pauses.next()
                     removed, end = removed + len(some), some[-1][0] + b"\x00"
-                    keeper.before_change(volume, database)
+                    keeper.sealed_rows.before_change(volume, database)
                     # Synced each time. Of several unsynced batches a power cut can tear one that others follow, which
                     # LevelDB treats as damage. And the rows must be gone durably before the dead ranges are forgotten.
                     with database.batch(sync=True) as batch:

@@ -2,7 +2,7 @@
 
 It is replaced as a whole: after a crash it is the old list or the new one. A volume is listed before anything is written
 to it, and its files are removed only after it is unlisted, so an unlisted folder contains nothing to keep. Only the keeper's
-thread writes the list (``storage.leveldb.keeper``).
+thread writes the list (``storage.leveldb.listed_volumes``).
 """
 
 from __future__ import annotations

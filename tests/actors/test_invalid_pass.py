@@ -27,7 +27,7 @@ from plainsong.protocol.topic.asks import Remove, Undelete
 from plainsong.protocol.transactions.asks import CompletePass, PruningFigures
 from storage.base import read_rows
 from storage.leveldb import LevelDBStore
-from storage.leveldb.keeper import Keeper
+from storage.leveldb.sealed_rows import SealedRows
 from storage.memory import MemoryStore
 from tests.storage.disks import copied_at_once
 from tests.storage.faulty import FaultyStore
@@ -140,14 +140,14 @@ async def test_half_a_rollback_that_a_kill_left_is_seen_by_no_committed_reader_a
         rows = await read_rows(store, Table.MESSAGE, b"", b"\xff" * 64, limit=100)
         return [decode_row(value).pointer for _, value in rows]
 
-    clock, real = OneClock(), Keeper._make_change
+    clock, real = OneClock(), SealedRows.change
     async with await LevelDBStore.open(tmp_path / "data") as store, daemon(FaultyStore(store), clock) as it:
         await it.harness.create()
         pointer = (await it.service.begin()).transaction.write_pointer
         await publish(it.harness, pointer, "in the sealed volume")
         await store.begin_files()
         await publish(it.harness, pointer, "in the newest")
-        monkeypatch.setattr(Keeper, "_make_change", killed_before)
+        monkeypatch.setattr(SealedRows, "change", killed_before)
         await getattr(it.service, end)(pointer)
         await it.clean()
     monkeypatch.undo()

@@ -13,8 +13,10 @@ from storage.leveldb.commit import Committer
 from storage.leveldb.group_commit import GroupCommit
 from storage.leveldb.keeper import Keeper
 from storage.leveldb.keeper_thread import KeeperThread
+from storage.leveldb.listed_volumes import ListedVolumes
 from storage.leveldb.metadata import Metadata, Waiting
 from storage.leveldb.open_databases import OpenDatabases
+from storage.leveldb.sealed_rows import SealedRows
 from storage.leveldb.tables import LevelDBTables
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume_set import Sets, VolumeSet
@@ -79,15 +81,15 @@ def a_spare_that_is_used_twice() -> Iterator[None]:
 @mistake
 def a_list_that_is_written_from_an_old_set() -> Iterator[None]:
     """Removing or replacing a volume writes the list that was current when tidying began."""
-    real = Keeper.replace
+    real = ListedVolumes.replace
 
-    def replace(self: Keeper, sources: Any, target: Any) -> Any:
+    def replace(self: ListedVolumes, sources: Any, target: Any) -> Any:
         old = list(self._sets.current.all)
         yield 0.0
         self._listed = old
         yield from real(self, sources, target)
 
-    with mock.patch.object(Keeper, "replace", replace):
+    with mock.patch.object(ListedVolumes, "replace", replace):
         yield
 
 
@@ -95,7 +97,7 @@ def a_list_that_is_written_from_an_old_set() -> Iterator[None]:
 def a_set_that_is_replaced_from_an_old_one() -> Iterator[None]:
     """The keeper itself replaces the set, based on one that it has read earlier."""
 
-    def replaced(self: Keeper, sources: Any, target: Any) -> Any:
+    def replaced(self: ListedVolumes, sources: Any, target: Any) -> Any:
         current = self._sets.current
         yield 0.0
         following = current.replacing(sources, target)
@@ -105,7 +107,7 @@ def a_set_that_is_replaced_from_an_old_one() -> Iterator[None]:
             self._replaced[volume] = target
         return following.number
 
-    with mock.patch.object(Keeper, "_replaced_in_set", replaced):
+    with mock.patch.object(ListedVolumes, "_replaced_in_set", replaced):
         yield
 
 
@@ -135,7 +137,7 @@ def _unpin_without_pin(self: Keeper, view: PinnedView) -> Any:
 @mistake
 def a_view_without_what_changes() -> Iterator[None]:
     """A sealed volume changes, but views do not preserve its earlier state."""
-    with mock.patch.object(Keeper, "before_change", return_value=None):
+    with mock.patch.object(SealedRows, "before_change", return_value=None):
         yield
 
 
@@ -153,20 +155,20 @@ def a_close_during_a_rewrite() -> Iterator[None]:
 @mistake
 def a_change_of_what_is_being_replaced() -> Iterator[None]:
     """The keeper continues to change the old volumes while the commit thread replaces them."""
-    real = Keeper._replaced_in_set
+    real = ListedVolumes._replaced_in_set
 
-    def replaced(self: Keeper, sources: Any, target: Any) -> Any:
+    def replaced(self: ListedVolumes, sources: Any, target: Any) -> Any:
         yield 0.5  # others may change the sources between the list's write and the set's replacement
         return (yield from real(self, sources, target))
 
-    with mock.patch.object(Keeper, "_replaced_in_set", replaced):
+    with mock.patch.object(ListedVolumes, "_replaced_in_set", replaced):
         yield
 
 
 @mistake
 def a_rewrite_that_misses_changes() -> Iterator[None]:
     """Rows that change while their volume is copied do not change in the copy."""
-    with mock.patch.object(Keeper, "_note_changed", return_value=None):
+    with mock.patch.object(SealedRows, "_note_changed", return_value=None):
         yield
 
 

@@ -17,8 +17,10 @@ from unittest import mock
 from storage.leveldb.commit import Committer
 from storage.leveldb.group_commit import GroupCommit
 from storage.leveldb.keeper import Keeper
+from storage.leveldb.listed_volumes import ListedVolumes
 from storage.leveldb.metadata import Metadata
 from storage.leveldb.open_databases import OpenDatabases
+from storage.leveldb.sealed_rows import SealedRows
 from storage.leveldb.view import PinnedView
 from storage.leveldb.volume import Volume
 from storage.leveldb.volume_set import Sets
@@ -31,9 +33,9 @@ DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
 PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "set of volumes": ((Sets, "put"), (Sets, "pin"), (Sets, "unpin")),
     "newest volume": ((Committer, "_write_batch"), (OpenDatabases, "lease")),
-    "sealed volumes": ((Keeper, "_make_change"), (Keeper, "note_dead"), (OpenDatabases, "lease")),
+    "sealed volumes": ((SealedRows, "change"), (Keeper, "note_dead"), (OpenDatabases, "lease")),
     "a volume as it is sealed": ((Keeper, "finish"), (Keeper, "_finish")),
-    "LIST, the next volume": ((Keeper, "_write_list"), (Keeper, "spare")),
+    "LIST, the next volume": ((ListedVolumes, "_write_list"), (Keeper, "spare")),
     "indexes of sealed volumes": ((Volume, "write_index"),),
     "metadata in memory": ((Metadata, "apply"), (Metadata, "checkpoint"), (Metadata, "rows")),
     "metadata's database": ((Metadata, "checkpoint"), (Metadata, "rows")),

@@ -35,7 +35,7 @@ from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreConflict, StoreError
 from storage.config import StorageConfig
-from storage.leveldb import keeper, keeper_thread, next_volume, tidying, view, volume, volume_list
+from storage.leveldb import keeper_thread, listed_volumes, next_volume, tidying, view, volume, volume_list
 from storage.leveldb import tables as tables_module
 from storage.leveldb import threads as seam
 from storage.leveldb.engine import database, packs
@@ -60,8 +60,10 @@ LINES = tuple(
         "commit",
         "next_volume",
         "row_writes",
+        "sealed_rows",
         "keeper",
         "keeper_thread",
+        "listed_volumes",
         "tidying",
         "volume_set",
         "open_databases",
@@ -617,8 +619,8 @@ _CALLS: tuple[tuple[Any, str, bool], ...] = (
     (database.Database, "compact", False),
     *((os, name, True) for name in _FILE_CALLS),
     (volume.Volume, "write_index", True),
-    (keeper, "write_list", True),
-    (keeper, "sync_directory", True),
+    (listed_volumes, "write_list", True),
+    (listed_volumes, "sync_directory", True),
     (tidying, "sync_directory", True),
     (volume_list, "sync_directory", True),
 )

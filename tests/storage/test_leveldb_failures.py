@@ -17,14 +17,15 @@ from plainsong.protocol.effects import Delete, Put
 from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreError, StoreFull
-from storage.leveldb import LevelDBOptions, LevelDBStore, next_volume, threads, tidying, volume_list
+from storage.leveldb import LevelDBOptions, LevelDBStore, listed_volumes, next_volume, threads, tidying, volume_list
 from storage.leveldb import commit as commit_module
-from storage.leveldb import keeper as keeper_module
 from storage.leveldb.engine.database import Database, Shape
 from storage.leveldb.index import DeadRanges
 from storage.leveldb.keeper import Keeper
 from storage.leveldb.keeper_thread import Stopped
+from storage.leveldb.listed_volumes import ListedVolumes
 from storage.leveldb.operations import ForgetDead, MarkDead, PendingWrite, Seal
+from storage.leveldb.sealed_rows import SealedRows
 from storage.leveldb.tables import LevelDBTables
 from storage.leveldb.volume import Volume
 from tests.patience import PATIENCE_S
@@ -151,7 +152,7 @@ async def test_a_failure_next_to_commits_lets_nothing_be_written_until_the_store
     places = {
         "tidy": (tidying, "is_dead"),
         "reclaim": (LevelDBTables, "compact"),
-        "discard": (Keeper, "_make_change"),
+        "discard": (SealedRows, "change"),
     }
 
     def fail(*_):
@@ -301,20 +302,20 @@ async def test_any_error_of_tidying_is_a_failure_of_the_store(store, monkeypatch
     assert len(await everything(store)) == 10
 
 
-@pytest.mark.parametrize("failing", ["_note_dead", "_made"])
-def test_any_error_in_the_keepers_thread_is_a_failure_of_the_store(tables, monkeypatch, failing):
+@pytest.mark.parametrize(("part", "failing"), [(SealedRows, "note_dead"), (ListedVolumes, "make_next")])
+def test_any_error_in_the_keepers_thread_is_a_failure_of_the_store(tables, monkeypatch, part, failing):
     def fail(*_):
         raise RuntimeError("/var/lib/store/volumes/00000001: of any kind")
 
     written(tables, message(1))
-    monkeypatch.setattr(Keeper, failing, fail)
-    if failing == "_note_dead":
+    monkeypatch.setattr(part, failing, fail)
+    if failing == "note_dead":
         written(tables, MarkDead(MESSAGE, [(key(1), key(2))]))
     else:
         tables.keeper.make_spare()
     until(lambda: tables.failed is not None or not tables.keeper.thread._thread.is_alive())
     assert tables.failed.detail == "the store's upkeep: RuntimeError('00000001: of any kind')"
-    if failing == "_made":
+    if failing == "make_next":
         # The commit may wait for the result.
         until(lambda: isinstance(tables.keeper.spare(wait=False), StoreError))
 
@@ -400,14 +401,16 @@ async def test_rows_that_die_while_the_volume_of_version_0_1_is_swept_are_swept_
 async def test_each_swept_piece_is_durable_before_the_next_and_before_its_rows_are_forgotten(store, monkeypatch):
     large = await of_version_0_1(store)
     events = []
-    replace, batch = Keeper.replace_in_memory, Database.batch
+    replace, batch = ListedVolumes.replace_in_memory, Database.batch
 
     def noted(self, *, sync):
         if self is database:
             events.append("synced" if sync else "not synced")
         return batch(self, sync=sync)
 
-    monkeypatch.setattr(Keeper, "replace_in_memory", lambda *given: events.append("forgotten") or replace(*given))
+    monkeypatch.setattr(
+        ListedVolumes, "replace_in_memory", lambda *given: events.append("forgotten") or replace(*given)
+    )
     monkeypatch.setattr(Database, "batch", noted)
     monkeypatch.setattr(tidying, "_PIECE_ROWS", 1)
     with store._db.databases.lease(large) as database:
@@ -448,7 +451,7 @@ async def test_a_next_volume_that_could_not_be_listed_is_made_by_a_later_attempt
     before, kept = store._db, []
     monkeypatch.setattr(next_volume, "RETRY_S", 0.0)
     with monkeypatch.context() as patched:
-        patched.setattr(keeper_module, "write_list", no_list)
+        patched.setattr(listed_volumes, "write_list", no_list)
         with pytest.raises(NothingWritten, match=r"No space left on device: 'LIST\.tmp'") as caught:
             await fill(store, 40)
         # A caller keeps the exception, and with it the frames.
@@ -462,7 +465,7 @@ async def test_a_next_volume_that_could_not_be_listed_is_made_by_a_later_attempt
 
 
 async def test_without_a_next_volume_the_newest_is_written_until_it_has_twice_its_size(store, monkeypatch):
-    monkeypatch.setattr(keeper_module, "write_list", no_list)
+    monkeypatch.setattr(listed_volumes, "write_list", no_list)
     monkeypatch.setattr(next_volume, "RETRY_S", 1000.0)
     newest = store._db.sets.current.newest
     for _ in range(2):
@@ -484,7 +487,7 @@ async def test_without_a_next_volume_the_newest_is_written_until_it_has_twice_it
 def test_a_next_volume_that_could_not_be_made_is_not_tried_again_at_once(tables, monkeypatch, retry_s):
     asked, real = [], Keeper.make_spare
     monkeypatch.setattr(next_volume, "RETRY_S", retry_s)
-    monkeypatch.setattr(keeper_module, "write_list", no_list)
+    monkeypatch.setattr(listed_volumes, "write_list", no_list)
     monkeypatch.setattr(Keeper, "make_spare", lambda keeper: asked.append(True) or real(keeper))
     for number in range(11):
         written(tables, message(number))
@@ -577,9 +580,9 @@ async def test_tidying_ends_at_its_next_piece_when_the_store_is_closed_and_that_
         await store.drop(MESSAGE, [(PREFIX, key(first.rows - 1))])
     expected = await everything(store)
     place, step = {
-        "rewriting": (Keeper, "successor"),
+        "rewriting": (ListedVolumes, "successor"),
         "sweeping": (DeadRanges, "dead_parts"),
-        "dropping": (Keeper, "replace"),
+        "dropping": (ListedVolumes, "replace"),
     }[doing]
     real = getattr(place, step)
     begun = []

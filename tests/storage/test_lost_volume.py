@@ -69,18 +69,18 @@ async def test_a_rewrite_does_not_begin_with_the_rows_of_a_copy_that_could_not_b
         left = source.path.with_name(f"{source.name}.1")
         shutil.copytree(source.path, left)
         with unremovable(left):
-            target = keeper.successor([source])
+            target = keeper.listed.successor([source])
         assert not target.path.exists()
 
 
 async def test_a_next_volume_is_not_made_over_a_folder_that_cannot_be_removed(tmp_path):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         keeper = store._db.keeper
-        left = keeper._directory / f"{keeper._listed[-1].number + 1:08d}"
+        left = keeper.listed._directory / f"{keeper.listed._listed[-1].number + 1:08d}"
         shutil.copytree(store._db.sets.current.newest.path, left)
         with unremovable(left), pytest.raises(StoreError, match=r"making the next volume: .*File exists"):
-            keeper._made()
-        assert [each.path for each in keeper._listed] == [store._db.sets.current.newest.path]
+            keeper.listed.make_next()
+        assert [each.path for each in keeper.listed._listed] == [store._db.sets.current.newest.path]
 
 
 @contextmanager

@@ -22,9 +22,10 @@ from plainsong.protocol.keys import generation_prefix, payload_prefix, stop_afte
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
 from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
-from storage.leveldb import LevelDBStore, keeper, opening, tidying
+from storage.leveldb import LevelDBStore, listed_volumes, opening, tidying
 from storage.leveldb.engine.database import Database
 from storage.leveldb.keeper_thread import Stopped
+from storage.leveldb.sealed_rows import SealedRows
 from storage.leveldb.volume import Volume, index_path
 from storage.leveldb.volume_list import MAX_PAUSES_S, STEP_BYTES, ListUnknown, remove_slowly, write_list
 from tests.storage.contract import MESSAGE, METADATA, NAME, PAYLOAD, StoreContract, everything
@@ -201,9 +202,9 @@ async def test_changes_in_sealed_volumes_survive_any_end(tmp_path):
 
 async def test_a_rollback_that_is_killed_between_two_volumes_is_finished_by_a_repeat(tmp_path, monkeypatch):
     roll_back = [RollBack(PREFIX, stop_after(PREFIX), 77), put_one(METADATA, b"rolled back", b"yes")]
-    real = keeper.Keeper._make_change
+    real = SealedRows.change
 
-    def killed_before(self: keeper.Keeper, change: object) -> None:
+    def killed_before(self: SealedRows, change: object) -> None:
         copied_at_once(tmp_path / "data", tmp_path / "killed")
         real(self, change)
 
@@ -213,7 +214,7 @@ async def test_a_rollback_that_is_killed_between_two_volumes_is_finished_by_a_re
             if number == 2:
                 await store.begin_files()
             await store.write([message(number, under(77))], claim=claim)
-        monkeypatch.setattr(keeper.Keeper, "_make_change", killed_before)
+        monkeypatch.setattr(SealedRows, "change", killed_before)
         await store.write(roll_back, claim=claim)
     monkeypatch.undo()
     async with await LevelDBStore.open(tmp_path / "killed", TINY) as store:
@@ -525,7 +526,7 @@ async def test_a_copy_that_the_list_may_name_is_not_removed(store, monkeypatch):
         raise ListUnknown(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
-        patched.setattr(keeper, "write_list", replaced)
+        patched.setattr(listed_volumes, "write_list", replaced)
         with pytest.raises(StoreError, match="Input/output error"):
             await store.tidy()
     await store.claim(NAME)

@@ -13,8 +13,8 @@ from storage.base import StoreError, StoreUnusable
 from storage.directory import REPLICATION_NAME
 from storage.leveldb import LevelDBStore
 from storage.leveldb.engine.database import Database
-from storage.leveldb.keeper import Keeper
 from storage.leveldb.keeper_thread import NotChanged
+from storage.leveldb.sealed_rows import SealedRows
 from storage.replication.outbox import Outbox, commit_of
 from tests.storage.contract import NAME
 from tests.storage.replication.shipped import apply, rows_of, write_anything
@@ -67,13 +67,13 @@ async def test_a_batch_is_not_taken_before_the_keeper_has_changed_its_sealed_row
     await store.write([message(0, under(7))], claim=claim)
     await fill(store, 30, first=1)
     all_of(outbox)
-    real, seen = Keeper._make_change, []
+    real, seen = SealedRows.change, []
 
     def change(self, sealed):
         seen.append(outbox.take(LARGE))
         real(self, sealed)
 
-    monkeypatch.setattr(Keeper, "_make_change", change)
+    monkeypatch.setattr(SealedRows, "change", change)
     await store.write([RollBack(key(0), key(1), 7)], claim=claim)
     assert seen == [None]
     (batch,) = all_of(outbox)
@@ -90,7 +90,7 @@ async def test_a_batch_whose_sealed_rows_cannot_be_changed_is_lost(store, outbox
         del self, sealed
         raise NotChanged("a block is damaged")
 
-    monkeypatch.setattr(Keeper, "_make_change", fail)
+    monkeypatch.setattr(SealedRows, "change", fail)
     with pytest.raises(StoreError):
         await store.write([RollBack(key(0), key(1), 7)], claim=claim)
     assert outbox.take(LARGE) is None
