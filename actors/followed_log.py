@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from actors.second_copy import LOOK_EVERY_S
+from actors.log_writer import LOOK_EVERY_S
 from plainsong.protocol.effects import Put, Table, put_one
 from storage.replication.bases import FORMAT_NAME, decode_format
 from storage.replication.carry import read_all

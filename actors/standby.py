@@ -24,7 +24,7 @@ from actors.followed_log import BuildAgain, FollowedLog
 from actors.last_error import LastError
 from actors.lease import LeaseHold, boot_s, renews_every_s
 from actors.lease_watch import LeaseWatch
-from actors.second_copy import LOOK_EVERY_S
+from actors.log_writer import LOOK_EVERY_S
 from actors.settling import LATE_S
 from actors.standby_clock import StandbyClock
 from actors.take_over import TakeOver

@@ -201,7 +201,7 @@ async def _ship(copy: SecondCopy, objects: Objects) -> None:
 async def _settle(copy: SecondCopy, store: LevelDBStore) -> None:
     """Apply the rules of a restore after a take-over that may have lost commits. Raises StoreError, StoreUnusable."""
     if (what := copy.record.settle) is not None:
-        settled = await settle(store, what, now_ms(), copy.until_room)
+        settled = await settle(store, what, now_ms(), copy.log.until_room)
         await copy.settled()
         facts = {"topics": settled.topics, "rolled_back": settled.rolled_back}
         log.warning("commits of the last primary may be missing: sessions and transactions begin again", extra=facts)

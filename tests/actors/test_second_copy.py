@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from actors import copy_calls, copy_start, restoring_copy, second_copy
+from actors import copy_calls, copy_start, log_writer, restoring_copy, second_copy
 from actors.copy_start import is_deposed, leave_copy
 from actors.restoring_copy import SKEW_MS, compare_bases, refuse_late_clock, replay
 from actors.second_copy import SecondCopy
@@ -117,7 +117,7 @@ def objects():
 async def test_a_segment_that_is_stored_while_the_log_is_checked_is_not_taken_for_another_processs(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.counted()
-        get, place = objects.get, running.copy._now.place
+        get, place = objects.get, running.copy.log.reign.place
 
         async def get_late(name):
             if name == log_name(place.epoch, place.number):
@@ -126,8 +126,8 @@ async def test_a_segment_that_is_stored_while_the_log_is_checked_is_not_taken_fo
             return await get(name)
 
         objects.get = get_late
-        await running.copy._look()
-        assert running.copy._now.place.number > place.number
+        await running.copy.log.look()
+        assert running.copy.log.reign.place.number > place.number
 
 
 async def test_a_writer_can_wait_until_at_most_half_of_the_backlog_waits(tmp_path, objects):
@@ -136,13 +136,13 @@ async def test_a_writer_can_wait_until_at_most_half_of_the_backlog_waits(tmp_pat
         await running.counted()
         objects.away = True
         while running.outbox.waiting_bytes <= 1000:
-            await running.copy.until_room()
+            await running.copy.log.until_room()
             await running.write()
         with trio.move_on_after(0.1) as waiting:
-            await running.copy.until_room()
+            await running.copy.log.until_room()
         assert waiting.cancelled_caught
         objects.away = False
-        await running.copy.until_room()
+        await running.copy.log.until_room()
         assert running.outbox.waiting_bytes <= 1000
 
 
@@ -340,7 +340,7 @@ async def test_a_store_that_is_reopened_after_a_failed_write_stays_in_step_with_
 
 
 async def test_a_copied_directory_takes_the_log_and_the_first_process_ends(tmp_path, objects, monkeypatch):
-    monkeypatch.setattr(second_copy, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(log_writer, "LOOK_EVERY_S", 0.02)
     deposed = False
     try:
         async with primary(tmp_path / "data", objects, finish=False) as running:
@@ -432,8 +432,8 @@ async def test_a_directory_whose_commit_has_the_rows_of_the_log_with_other_value
         await running.counted()
         objects.away = True
         await running.write(2)
-        await until(lambda: running.copy._under_way)
-        batches = [batch for taken in running.copy._under_way.values() for batch in taken.batches]
+        await until(lambda: running.copy.log.under_way)
+        batches = [batch for taken in running.copy.log.under_way for batch in taken.batches]
     objects.away = False
 
     def otherwise(change):
@@ -895,7 +895,7 @@ async def test_after_a_gap_no_segments_are_made_for_the_numbers_of_the_epoch_bef
         for _ in range(5):
             await running.write()
             await running.counted()
-        await running.copy._secure()
+        await running.copy.log.secure()
         epoch = running.copy.status.epoch
         objects.away = True
         await running.write(60)

@@ -14,7 +14,7 @@ import trio.testing
 from actors import followed_log, lease_watch, settling, standby_clock
 from actors import standby as standby_module
 from actors.copy_start import leave_copy
-from actors.second_copy import LOOK_EVERY_S
+from actors.log_writer import LOOK_EVERY_S
 from actors.settings import ReplicationConfig
 from actors.settling import LATE_S, settle, settle_alone
 from plainsong.protocol.effects import Put, RollBack, Table
@@ -246,7 +246,7 @@ async def test_nothing_after_a_missing_segment_is_applied_until_it_arrives(tmp_p
     async with primary(tmp_path / "data", objects) as running:
         await until(lambda: running.copy.record.base is not None)
         await a_log(running, 20)
-        place = running.copy._now.place
+        place = running.copy.log.reign.place
         name = log_name(place.epoch, place.number - 3)
         missing = objects.found.pop(name)
         async with following(tmp_path / "second", objects) as standby:
@@ -267,7 +267,7 @@ async def test_segments_after_the_seal_of_an_epoch_are_never_applied_even_if_the
         await until(lambda: running.copy.record.base is not None)
         await a_log(running, 20)
         await running.copy.finish()
-        sealed = running.copy._now.place
+        sealed = running.copy.log.reign.place
     async with primary(tmp_path / "data", objects) as running:
         running.at = 100
         await a_log(running, 3)
@@ -395,7 +395,7 @@ async def test_a_take_over_of_a_primary_that_always_sends_its_next_segment_first
         if name.startswith("log/") and not is_segment(data) and running.copy.status.epoch:
             running.copy.lease.serve(())  # renews now
             await running.write(1)
-            await until(lambda: running.copy._now.logged == running.outbox.last or running.copy.yields)
+            await until(lambda: running.copy.log.reign.logged == running.outbox.last or running.copy.log.yields)
             lost.append(name in objects.found)
         return await create(name, data)
 
@@ -497,7 +497,7 @@ async def test_a_primary_that_has_its_lease_again_serves_only_once_a_segment_is_
             return await create(name, data)
 
         objects.create = late
-        place = running.copy._now.place
+        place = running.copy.log.reign.place
         clock.now_s += 10.0
         await after_a_renewal(lambda: lease_of(objects).run == running.copy._run)
         await until(lambda: asked)
@@ -705,7 +705,7 @@ async def test_a_standby_does_not_take_over_a_log_that_lacks_counted_commits(tmp
         await running.counted()
         async with following(tmp_path / "second", objects) as standby:
             await has(standby, running.outbox.last)
-        place, lost = running.copy._now.place, running.outbox.last + 1
+        place, lost = running.copy.log.reign.place, running.outbox.last + 1
         await running.write(5)
         await running.counted()
         running.copy.lease.serve(())

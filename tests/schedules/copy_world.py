@@ -57,6 +57,7 @@ COPY_LINES = (
     "storage/replication/counted_store.py",
     "storage/replication/answers.py",
     "actors/second_copy.py",
+    "actors/log_writer.py",
     "actors/copy_start.py",
     "actors/copy_bases.py",
     "actors/copy_calls.py",
