@@ -130,6 +130,82 @@ class _Excluding:
         await self._objects.remove(names)
 
 
+class _Rivals:
+    """The processes that have tried to take over from a primary since its last renewal, as the lease shows them."""
+
+    def __init__(self) -> None:
+        self.last: Lease | None = None
+        """The lease of the last one; None if there was none."""
+        #: When that lease was first seen, and when the first rival was.
+        self._since_s = 0.0
+        self._first_s = 0.0
+
+    def note(self, found: Lease, now_s: float) -> None:
+        """Note the lease of a rival."""
+        # Standbys that register change its lease too.
+        if self.last is not None and found.sign == self.last.sign:
+            return
+        if self.last is None or found.run != self.last.run:
+            log.warning("another process tries to take over", extra={"holder": found.holder, "epoch": found.epoch})
+        if self.last is None:
+            self._first_s = now_s
+        self.last, self._since_s = found, now_s
+
+    def is_silent(self, now_s: float, wait_s: float) -> bool:
+        """True if the lease has not changed for ``wait_s``."""
+        return now_s - self._since_s >= wait_s
+
+    def over(self, now_s: float, wait_s: float) -> Lease | None:
+        """Return the lease that may be replaced, because the time of the rivals is over; None if there is none."""
+        is_over = self.is_silent(now_s, wait_s) or now_s - self._first_s >= RIVALS * wait_s
+        return self.last if is_over else None
+
+
+class _Standbys:
+    """The standbys in the lease of a primary, and the terms that it keeps for them."""
+
+    def __init__(self, now_s: float, *, is_costly: bool) -> None:
+        """Args:
+        is_costly: a guarded lease can bind this primary, which then stops when the lease is over.
+        """
+        self.is_costly = is_costly
+        self.is_guarded = is_costly
+        """True while this primary keeps the terms. That begins before it writes a guarded lease, and ends once it has stored
+        an unguarded one."""
+        #: How long each registration has been unchanged, counting only the time in which the lease could be read.
+        self._unchanged_s: dict[Registration, float] = {}
+        #: When the last renewal began; None if it failed.
+        self._renewed_s: float | None = None
+        #: The time since which no standby has been registered; None while one is.
+        self._alone_since_s: float | None = now_s
+
+    def renewed(self, lease: Lease, now_s: float) -> bool:
+        """Note a renewal that began at ``now_s``. True if the lease may be guarded from now on: renew it at once."""
+        passed_s = 0.0 if self._renewed_s is None else now_s - self._renewed_s
+        self._renewed_s = now_s
+        before = self._unchanged_s
+        self._unchanged_s = {each: before[each] + passed_s if each in before else 0.0 for each in lease.standbys}
+        if lease.standbys:
+            self._alone_since_s = None
+        elif self._alone_since_s is None:
+            self._alone_since_s = now_s
+        self.is_guarded = self.is_costly and (lease.guarded or bool(lease.standbys))
+        return self.is_guarded and not lease.guarded
+
+    def missed(self) -> None:
+        """Note that a renewal has failed."""
+        self._renewed_s = None
+
+    @property
+    def gone(self) -> frozenset[Registration]:
+        """The registrations of standbys that have ended."""
+        return frozenset(each for each, unchanged_s in self._unchanged_s.items() if unchanged_s >= EXPIRES_S)
+
+    def alone_s(self, now_s: float) -> float:
+        """Return for how long no standby has been registered."""
+        return 0.0 if self._alone_since_s is None else now_s - self._alone_since_s
+
+
 class LeaseKeeper:
     """Renews the lease of one primary. ``holding`` while it begins, then ``began``, then ``run``."""
 
@@ -158,11 +234,7 @@ class LeaseKeeper:
         """Renews the lease while this primary begins."""
         self._period_s = period_s
         self._is_needed = is_needed
-        #: True if a guarded lease can bind this primary, which then stops when the lease is over.
-        self._is_costly = objects.can_exchange and period_s > 0 and allows_standby
-        #: True while this primary keeps the terms. That begins before it writes a guarded lease, and ends once it has
-        #: stored an unguarded one.
-        self._is_guarded = self._is_costly
+        self._standbys = _Standbys(clock(), is_costly=objects.can_exchange and period_s > 0 and allows_standby)
         self._every_s = renews_every_s(period_s)
         self._counted = counted
         self._now_ms = now_ms
@@ -178,17 +250,7 @@ class LeaseKeeper:
         #: ``renewed`` of the last attempt; it only grows, so that standbys see each renewal.
         self._number = 0
         self._valid_until_s = 0.0
-        #: The lease of a process that tries to take over, and when it was first seen.
-        self._rival: Lease | None = None
-        self._rival_since_s = 0.0
-        #: When the first rival was seen since the last renewal.
-        self._rivals_since_s = 0.0
-        #: How long each registration has been unchanged, counting only the time in which the lease could be read.
-        self._unchanged_s: dict[Registration, float] = {}
-        #: When the last renewal began; None if it failed.
-        self._renewed_s: float | None = None
-        #: The time since which no standby has been registered; None while one is.
-        self._alone_since_s: float | None = clock()
+        self._rivals = _Rivals()
         self._is_over = False
         #: True from when the lease in the object store is older than this process wrote it, until it is written again.
         self._went_back = False
@@ -206,7 +268,7 @@ class LeaseKeeper:
     def is_current(self) -> bool:
         """True if no other process can have taken over by itself: polls show what was acknowledged last."""
         is_open = not (self._is_over or self._went_back)
-        return is_open and (not self._is_guarded or self._clock() < self._valid_until_s)
+        return is_open and (not self._standbys.is_guarded or self._clock() < self._valid_until_s)
 
     @property
     def holds(self) -> bool:
@@ -219,9 +281,9 @@ class LeaseKeeper:
         return Terms(
             self._lease.period_ms,
             self._lease.allows_standby,
-            is_free=not self._is_costly,
-            is_kept=self._is_guarded,
-            gone=frozenset(each for each, unchanged_s in self._unchanged_s.items() if unchanged_s >= EXPIRES_S),
+            is_free=not self._standbys.is_costly,
+            is_kept=self._standbys.is_guarded,
+            gone=self._standbys.gone,
             clock_ms=self._now_ms(),
         )
 
@@ -238,7 +300,7 @@ class LeaseKeeper:
     @property
     def alone_s(self) -> float:
         """Seconds for which no standby has been registered."""
-        return 0.0 if self._alone_since_s is None else self._clock() - self._alone_since_s
+        return self._standbys.alone_s(self._clock())
 
     def close(self) -> None:
         """Note that another process has taken over: nothing more is acknowledged."""
@@ -247,7 +309,7 @@ class LeaseKeeper:
     def began(self, epoch: int, run: bytes, holder: str, since_s: float) -> None:
         """Note a new epoch, whose lease was written after ``since_s``."""
         self._lease = replace(self._lease, epoch=epoch, run=run, holder=holder, renewed=0)
-        self._rival = None
+        self._rivals.last = None
         self._valid_until_s = since_s + self._period_s
         self.hold.has_begun = True
 
@@ -296,8 +358,7 @@ class LeaseKeeper:
         begun_s, held = self._clock(), self._lease
         self._number += 1
         wait_s = max(self._period_s, IDLE_S)
-        is_silent = begun_s - self._rival_since_s >= wait_s
-        over = self._rival if is_silent or begun_s - self._rivals_since_s >= RIVALS * wait_s else None
+        is_silent, over = self._rivals.is_silent(begun_s, wait_s), self._rivals.over(begun_s, wait_s)
         if over is not None:
             await look()  # the rival may have sealed the log since the last look, and then the lease stays its own
         epoch = held.epoch if over is None else max(held.epoch, over.epoch)
@@ -319,25 +380,19 @@ class LeaseKeeper:
         if found is not None and found.run == held.run:
             self._lease = found
             self._error.clear()
-            if self._rival is not None or self._went_back:
+            if self._rivals.last is not None or self._went_back:
                 # The rival may be frozen, and seal later. A lease that went back may have hidden one.
                 await secure()
-                self._rival, self._went_back = None, False
+                self._rivals.last, self._went_back = None, False
             self._valid_until_s = begun_s + self._period_s
-            self._look_at_standbys(begun_s)
+            if self._standbys.renewed(found, begun_s):
+                self._wake.set()
             return
-        self._renewed_s = None
+        self._standbys.missed()
         if found is not None:
             await look()
             self.on_rival()
-            # Standbys that register change its lease too.
-            if self._rival is None or found.sign != self._rival.sign:
-                if self._rival is None or found.run != self._rival.run:
-                    extra = {"holder": found.holder, "epoch": found.epoch}
-                    log.warning("another process tries to take over", extra=extra)
-                if self._rival is None:
-                    self._rivals_since_s = begun_s
-                self._rival, self._rival_since_s = found, begun_s
+            self._rivals.note(found, begun_s)
 
     async def _check(self, error: LeaseWentBack) -> None:
         """Check the log, and let the next renewal write the lease again. Raises ReignOver, BucketWentBack."""
@@ -346,7 +401,8 @@ class LeaseKeeper:
         if not self._went_back:
             log.warning("the lease went back", extra={"why": error.detail})
         # A standby may take over by the earlier lease, so nothing is acknowledged until the lease is written again.
-        self._went_back, self._renewed_s = True, None
+        self._went_back = True
+        self._standbys.missed()
         try:
             await self.check_log()
         except StoreError as failed:
@@ -354,20 +410,6 @@ class LeaseKeeper:
             return
         self._is_in_log = True
         self._wake.set()
-
-    def _look_at_standbys(self, now_s: float) -> None:
-        """Keep the terms of the lease while a standby is registered."""
-        lease, passed_s = self._lease, 0.0 if self._renewed_s is None else now_s - self._renewed_s
-        self._renewed_s = now_s
-        before = self._unchanged_s
-        self._unchanged_s = {each: before[each] + passed_s if each in before else 0.0 for each in lease.standbys}
-        if lease.standbys:
-            self._alone_since_s = None
-        elif self._alone_since_s is None:
-            self._alone_since_s = now_s
-        self._is_guarded = self._is_costly and (lease.guarded or bool(lease.standbys))
-        if self._is_guarded and not lease.guarded:
-            self._wake.set()  # renew at once: the lease may be guarded from now on
 
     async def release(self, epoch: int, run: bytes) -> None:
         """Note in the object store that this process has ended its epoch and no longer serves. Raises StoreError."""

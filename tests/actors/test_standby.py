@@ -487,7 +487,7 @@ async def test_a_primary_that_has_its_lease_again_serves_only_once_a_segment_is_
 
         await after_a_renewal(lambda: lease.is_automatic and lease.is_current)
         await carry.carry_out(objects, protocol.choose_epoch(bytes(16), 1, "second"))
-        await after_a_renewal(lambda: lease._rival is not None)
+        await after_a_renewal(lambda: lease._rivals.last is not None)
         create, asked, gate = objects.create, [], trio.Event()
 
         async def late(name, data):
