@@ -14,44 +14,36 @@ A standby that has taken the lease may be frozen before it seals the log. After 
 It relies on that lease only once it has stored a segment that it began afterwards: if the standby has sealed before that
 segment, the reign is over; later, the standby finds that it no longer has the lease. See ``protocol.take_over``.
 
-A process that takes over renews the lease from then until it serves (``LeaseHold``), so that another standby does not
-end a start that lasts longer than the lease.
-
-Of two writes of the lease at the same moment the object store must refuse one, and some servers accept both. So a
-process does not renew the lease while it replaces it. Another process's write may still set it back to an earlier one.
-Since the lease decides nothing, the primary then looks at the log: if that has everything that was stored and no seal,
-the primary writes the lease again.
+Of two writes of the lease at the same moment some servers accept both, so another process's write may set it back to an
+earlier one. Since the lease decides nothing, the primary then looks at the log: if that has everything that was stored
+and no seal, the primary writes the lease again. ``lease_hold`` renews the lease of a process that does not serve yet.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
 
 from actors.last_error import LastError
+from actors.lease_hold import IDLE_S, LeaseHold, renews_every_s
 from storage.base import StoreError
 from storage.replication.carry import carry_out
-from storage.replication.notices import LEASE, Lease
-from storage.replication.protocol import LeaseWentBack, Terms, Verdict, hold, renew
+from storage.replication.notices import Lease
+from storage.replication.protocol import LeaseWentBack, Terms, renew
 from storage.replication.segment import DamagedLog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from storage.replication.carry import Objects
     from storage.replication.notices import Registration
-    from storage.replication.protocol import Fetched
 
 log = logging.getLogger(__name__)
-#: Renewals within the period of the lease.
-RENEWALS = 3
-#: The longest time between two renewals; and how long a rival may take to seal.
-IDLE_S = 10.0
 #: The primary replaces the lease of a series of rivals after this many times the period that a single one gets. Otherwise
 #: a standby that has no right to write the seal would keep the primary from its lease forever.
 RIVALS = 3
@@ -62,72 +54,6 @@ EXPIRES_S = 60.0
 def boot_s() -> float:
     """Return the seconds since the machine was started, including those in which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
-def renews_every_s(period_s: float) -> float:
-    """Return the time between two renewals of a lease with this period."""
-    return min(period_s / RENEWALS or IDLE_S, IDLE_S)
-
-
-class LeaseHold:
-    """Renews the lease of a process until it serves, but never while a take-over of this process replaces the lease.
-
-    A process has one: for its time as a standby, and for its start as the primary after that.
-    """
-
-    def __init__(self) -> None:
-        self._writing = trio.Lock()
-        self.has_begun = False
-        """True once the primary has the lease: the standby before it renews it no longer."""
-
-    async def renew(self, objects: Objects, run: bytes, number: int, period_s: float) -> bool:
-        """Renew the lease of a run that does not serve yet, if it has the lease; False if it certainly has none."""
-        # As for the renewals of a primary, two slow requests must fit in.
-        with trio.move_on_after(2 * renews_every_s(period_s)), suppress(StoreError, DamagedLog):
-            # The read too: while the lease is replaced, a server may return the former contents as the new version.
-            async with self._writing:
-                return await carry_out(objects, hold(run, number))
-        return True
-
-    def excluded(self, objects: Objects, period_s: float) -> Objects:
-        """Return the objects for a take-over of this process: the lease is not renewed while it is replaced."""
-        return _Excluding(objects, self._writing, 2 * renews_every_s(period_s))
-
-
-class _Excluding:
-    """``storage.replication.carry.Objects`` whose lease is replaced while a lock is held."""
-
-    def __init__(self, objects: Objects, writing: trio.Lock, timeout_s: float) -> None:
-        self._objects = objects
-        self._writing = writing
-        self._timeout_s = timeout_s
-        self.can_exchange = objects.can_exchange
-
-    async def get(self, name: str) -> Fetched | None:
-        """See ``Objects``."""
-        return await self._objects.get(name)
-
-    async def create(self, name: str, data: bytes) -> Verdict:
-        """See ``Objects``."""
-        return await self._objects.create(name, data)
-
-    async def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
-        """See ``Objects``."""
-        if name != LEASE:
-            return await self._objects.exchange(name, data, etag)
-        async with self._writing:
-            # If the request hangs, the lease of the run so far must be renewed before its time is over.
-            with trio.move_on_after(self._timeout_s):
-                return await self._objects.exchange(name, data, etag)
-        return Verdict.UNKNOWN
-
-    async def names(self, prefix: str) -> list[str]:
-        """See ``Objects``."""
-        return await self._objects.names(prefix)
-
-    async def remove(self, names: Sequence[str]) -> None:
-        """See ``Objects``."""
-        await self._objects.remove(names)
 
 
 class _Rivals:

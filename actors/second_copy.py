@@ -22,7 +22,7 @@ import trio
 from actors.copy_bases import CopyBases
 from actors.copy_calls import CopyCalls
 from actors.copy_start import CopyStart
-from actors.lease import LeaseHold, LeaseKeeper
+from actors.lease import LeaseKeeper
 from actors.log_writer import LogWriter
 from storage.base import StoreError, StoreUnusable
 from storage.replication.measured import MeasuredObjects, PutTimes
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from actors.lease_hold import LeaseHold
     from actors.settings import ReplicationConfig
     from storage.leveldb.operations import SealedChange
     from storage.leveldb.store import LevelDBStore

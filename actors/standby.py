@@ -22,7 +22,8 @@ import trio
 
 from actors.followed_log import BuildAgain, FollowedLog
 from actors.last_error import LastError
-from actors.lease import LeaseHold, boot_s, renews_every_s
+from actors.lease import boot_s
+from actors.lease_hold import LeaseHold, renews_every_s
 from actors.lease_watch import LeaseWatch
 from actors.log_writer import LOOK_EVERY_S
 from actors.settling import LATE_S

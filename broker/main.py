@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.authority import keep_authority
-from actors.lease import LeaseHold
+from actors.lease_hold import LeaseHold
 from broker.api.topics.chain import chain_secrets
 from broker.assemble import assemble
 from broker.attention import certificate_findings

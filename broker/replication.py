@@ -30,7 +30,8 @@ from storage.replication.segment import DamagedLog
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-    from actors.lease import LeaseHold, LeaseKeeper
+    from actors.lease import LeaseKeeper
+    from actors.lease_hold import LeaseHold
     from actors.mailbox import RunQueue
     from actors.second_copy import CopyStatus
     from actors.settings import ReplicationConfig

@@ -42,7 +42,7 @@ from storage.replication.segment import mode_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from actors.lease import LeaseHold
+    from actors.lease_hold import LeaseHold
     from actors.standby import StandbyStatus
     from broker.config import Config
     from broker.http.messages import Answered, Handler, Request

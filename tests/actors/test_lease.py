@@ -22,7 +22,7 @@ import trio._core._run as internals
 from hypothesis import settings
 from trio.testing import MockClock
 
-from actors import lease, lease_watch, standby
+from actors import lease, lease_hold, lease_watch, standby
 from actors.followed_log import FollowedLog
 from actors.last_error import LastError
 from actors.settings import ReplicationConfig
@@ -133,6 +133,7 @@ class Code:
     """The modules of a course: the real ones, or one with a mistake."""
 
     lease: ModuleType = lease
+    lease_hold: ModuleType = lease_hold
     lease_watch: ModuleType = lease_watch
     standby: ModuleType = standby
     protocol: ModuleType = protocol
@@ -402,7 +403,7 @@ async def awakened(code, seed):
 async def passed_on(code, seed):
     """Let a process that holds the lease begin as the primary, on a server that accepts two replacements at once."""
     random = Random(seed)
-    objects, hold, run = CarelessObjects(random), code.lease.LeaseHold(), random.randbytes(16)
+    objects, hold, run = CarelessObjects(random), code.lease_hold.LeaseHold(), random.randbytes(16)
     taken = Lease(2, RUN, period_ms=10_000)
     objects._put(LEASE, encode_lease(taken))
     one = code.standby.Standby(objects, Path(), SETTINGS, None, lambda: 0, clock=trio.current_time, hold=hold)
@@ -590,7 +591,7 @@ async def test_a_primary_gets_its_lease_back_from_a_process_that_hangs_in_its_ta
     await carry_out(objects, protocol.choose_epoch(rival, 1, "other"))
     for number in range(1, 20):
         now_s += 2.0
-        await lease.LeaseHold().renew(objects, rival, number, PERIOD_S)
+        await lease_hold.LeaseHold().renew(objects, rival, number, PERIOD_S)
         await keeper._renew(nothing, nothing)
         # Before that, the process may still be reading the log.
         assert keeper.holds == (now_s - 2.0 >= lease.RIVALS * PERIOD_S or now_s < PERIOD_S)
@@ -610,7 +611,7 @@ async def test_a_process_that_takes_over_renews_the_lease_in_the_time_that_the_l
 
 
 async def test_a_standby_renews_no_lease_after_the_primary_of_its_process_has_begun(autojump_clock):
-    objects, hold = MemoryObjects(), lease.LeaseHold()
+    objects, hold = MemoryObjects(), lease_hold.LeaseHold()
     one = standby.Standby(objects, Path(), SETTINGS, None, lambda: 0, clock=trio.current_time, hold=hold)
     one._take_over.run, one._file.record = RUN, replace(one._file.record, standby=False)
     objects._put(LEASE, encode_lease(Lease(2, RUN, period_ms=10_000)))
@@ -629,7 +630,7 @@ async def test_a_standby_renews_no_lease_after_the_primary_of_its_process_has_be
 async def test_a_lease_that_cannot_be_read_does_not_end_the_process_that_holds_it():
     objects = MemoryObjects()
     objects._put(LEASE, b"{}")
-    assert await lease.LeaseHold().renew(objects, RUN, 1, PERIOD_S)
+    assert await lease_hold.LeaseHold().renew(objects, RUN, 1, PERIOD_S)
 
 
 def test_no_standby_seals_the_log_of_a_primary_that_has_its_lease_again():
@@ -801,7 +802,7 @@ MISTAKES = [
     ),
     (
         passed_on,
-        lease,
+        lease_hold,
         "a process renews its lease while it replaces it",
         "            async with self._writing:\n",
         "            if True:\n",
@@ -855,10 +856,9 @@ def code_with(module, name, right, wrong):
     made = planted(module, name, right, wrong)
     if module is lease:
         return Code(lease=made)
-    if module is lease_watch:
-        return Code(lease_watch=made)
-    if module is standby:
-        return Code(standby=made)
+    for field, each in vars(Code()).items():
+        if module is each is not protocol:
+            return Code(**{field: made})
     made.__dict__.update({each: getattr(protocol, each) for each in SHARED})
     return Code(protocol=made)
 
