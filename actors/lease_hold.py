@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from storage.base import StoreError
-from storage.replication.carry import carry_out
+from storage.replication.carry import WrappedObjects, carry_out
 from storage.replication.notices import LEASE
 from storage.replication.protocol import Verdict, hold
 from storage.replication.segment import DamagedLog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from storage.replication.carry import Objects
-    from storage.replication.protocol import Fetched
 
 #: Renewals within the period of the lease.
 RENEWALS = 3
@@ -61,37 +58,20 @@ class LeaseHold:
         return _Excluding(objects, self._writing, 2 * renews_every_s(period_s))
 
 
-class _Excluding:
+class _Excluding(WrappedObjects):
     """``storage.replication.carry.Objects`` whose lease is replaced while a lock is held."""
 
     def __init__(self, objects: Objects, writing: trio.Lock, timeout_s: float) -> None:
-        self._objects = objects
+        super().__init__(objects)
         self._writing = writing
         self._timeout_s = timeout_s
-        self.can_exchange = objects.can_exchange
-
-    async def get(self, name: str) -> Fetched | None:
-        """See ``Objects``."""
-        return await self._objects.get(name)
-
-    async def create(self, name: str, data: bytes) -> Verdict:
-        """See ``Objects``."""
-        return await self._objects.create(name, data)
 
     async def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
         """See ``Objects``."""
         if name != LEASE:
-            return await self._objects.exchange(name, data, etag)
+            return await super().exchange(name, data, etag)
         async with self._writing:
             # If the request hangs, the lease of the run so far must be renewed before its time is over.
             with trio.move_on_after(self._timeout_s):
-                return await self._objects.exchange(name, data, etag)
+                return await super().exchange(name, data, etag)
         return Verdict.UNKNOWN
-
-    async def names(self, prefix: str) -> list[str]:
-        """See ``Objects``."""
-        return await self._objects.names(prefix)
-
-    async def remove(self, names: Sequence[str]) -> None:
-        """See ``Objects``."""
-        await self._objects.remove(names)

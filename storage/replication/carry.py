@@ -60,6 +60,34 @@ class Objects(Protocol):
         ...
 
 
+class WrappedObjects:
+    """Passes every call on to other objects; subclasses override some."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.can_exchange = objects.can_exchange
+
+    async def get(self, name: str) -> Fetched | None:
+        """See ``Objects``."""
+        return await self._objects.get(name)
+
+    async def create(self, name: str, data: bytes) -> Verdict:
+        """See ``Objects``."""
+        return await self._objects.create(name, data)
+
+    async def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
+        """See ``Objects``."""
+        return await self._objects.exchange(name, data, etag)
+
+    async def names(self, prefix: str) -> list[str]:
+        """See ``Objects``."""
+        return await self._objects.names(prefix)
+
+    async def remove(self, names: Sequence[str]) -> None:
+        """See ``Objects``."""
+        await self._objects.remove(names)
+
+
 async def ignore(segments: Sequence[Segment]) -> None:
     """Ignore segments, for callers that apply none."""
     del segments

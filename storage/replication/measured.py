@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from storage.replication.carry import WrappedObjects
 from storage.replication.protocol import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from storage.replication.carry import Objects
-    from storage.replication.protocol import Fetched
 
 #: Number of writes that the percentiles cover.
 KEPT = 1000
@@ -43,17 +43,12 @@ class PutTimes:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-class MeasuredObjects:
+class MeasuredObjects(WrappedObjects):
     """``storage.replication.carry.Objects`` whose completed writes are measured."""
 
     def __init__(self, objects: Objects, times: PutTimes) -> None:
-        self._objects = objects
+        super().__init__(objects)
         self._times = times
-        self.can_exchange = objects.can_exchange
-
-    async def get(self, name: str) -> Fetched | None:
-        """See ``Objects``."""
-        return await self._objects.get(name)
 
     async def create(self, name: str, data: bytes) -> Verdict:
         """See ``Objects``."""
@@ -62,14 +57,6 @@ class MeasuredObjects:
     async def exchange(self, name: str, data: bytes, etag: str) -> Verdict:
         """See ``Objects``."""
         return await self._measured(self._objects.exchange(name, data, etag))
-
-    async def names(self, prefix: str) -> list[str]:
-        """See ``Objects``."""
-        return await self._objects.names(prefix)
-
-    async def remove(self, names: Sequence[str]) -> None:
-        """See ``Objects``."""
-        await self._objects.remove(names)
 
     async def _measured(self, write: Awaitable[Verdict]) -> Verdict:
         begun_s = trio.current_time()
