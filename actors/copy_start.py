@@ -119,8 +119,7 @@ class CopyStart:
         if self._is_first and calls.objects.can_exchange:
             await self._check_replacement()
         await calls.do(claim_prefix(FORMAT_NAME, encode_format(record.store), record.place))
-        check = partial(_is_too_old, calls.objects, record.place, lambda: calls.do(check_place(record.place)))
-        if await calls.read(check):
+        if await _is_too_old(calls.objects, record.place, lambda: calls.do(check_place(record.place)), read=calls.read):
             raise calls.ended(_too_old(record.place))
         after = record.place.commit
         if self._is_first and after is not None:
@@ -222,13 +221,14 @@ async def leave_copy(objects: Objects, directory: Path, record: Record) -> None:
 
     Raises:
       Foreign, ReignOver, BucketWentBack: it has been continued or lost already.
-      StoreError, DamagedLog.
+      StoreError, DamagedLog: it cannot be read or written. Another call continues.
     """
     await check_store(objects, record.store)
+    failed = _bounded()
 
     async def end() -> None:
-        await carry_out(objects, check_place(record.place))
-        await _end_log(objects, directory, record)
+        await carry_out(objects, check_place(record.place), failed=failed)
+        await _end_log(objects, directory, record, failed)
 
     try:
         is_too_old = await _is_too_old(objects, record.place, end)
@@ -249,14 +249,7 @@ async def is_deposed(objects: Objects, record: Record) -> bool:
     place = record.place
     await check_store(objects, record.store)
     own = OwnDirectory(None, frozenset(record.runs), NO_COMMIT, writer=record.writer)
-    failures = 0
-
-    def failed(why: str) -> None:
-        nonlocal failures
-        failures += 1
-        if failures == ATTEMPTS:
-            raise ObjectStoreUnavailable(why)
-
+    failed = _bounded()
     try:
         if await _is_too_old(objects, place, lambda: carry_out(objects, check_place(place), failed=failed)):
             return True
@@ -269,7 +262,20 @@ async def is_deposed(objects: Objects, record: Record) -> bool:
     return False
 
 
-async def _end_log(objects: Objects, directory: Path, record: Record) -> None:
+def _bounded() -> Callable[[str], None]:
+    """Count the failures of a command's requests, and end it at the last one allowed with ObjectStoreUnavailable."""
+    failures = 0
+
+    def failed(why: str) -> None:
+        nonlocal failures
+        failures += 1
+        if failures == ATTEMPTS:
+            raise ObjectStoreUnavailable(why, hint="run the command again once the object store responds")
+
+    return failed
+
+
+async def _end_log(objects: Objects, directory: Path, record: Record, failed: Callable[[str], None]) -> None:
     run = secrets.token_bytes(RUN_BYTES)
     record = record.started(run)
     await in_thread(write_record, directory, record)
@@ -285,30 +291,41 @@ async def _end_log(objects: Objects, directory: Path, record: Record) -> None:
         reached = replace(reached, epoch=segments[-1].epoch, number=segments[-1].number + 1)
 
     steps = take_over(run, record.place, known=known, leased=leased, directory=own, terms=terms)
-    place = await carry_out(objects, steps, note)
+    place = await carry_out(objects, steps, note, failed=failed)
     # As after a start: retention may have freed the number of the seal since it was checked.
     if await has_base_after(objects, reached, below=place.epoch):
         raise _too_old(reached)
 
 
-async def _is_too_old(objects: Objects, place: Place, attempt: Callable[[], Awaitable[object]]) -> bool:
+async def _once(read: Callable[[], Awaitable[bool]]) -> bool:
+    return await read()
+
+
+async def _is_too_old(
+    objects: Objects,
+    place: Place,
+    attempt: Callable[[], Awaitable[object]],
+    *,
+    read: Callable[[Callable[[], Awaitable[bool]]], Awaitable[bool]] = _once,
+) -> bool:
     """True if retention has removed the log after a directory's place, which then only looks like the log's end.
 
     A seal at such a place ends nothing, since every reader begins with a later base.
 
     Args:
-      attempt: made unless the object at ``place`` was removed; checks at least the object before it.
+      attempt: made unless the object at ``place`` was removed, and only once; checks at least the object before it.
+      read: makes one read, and may repeat it.
     Raises:
       BucketWentBack: of ``attempt``, if no base is of a later place: then retention has removed nothing there.
       StoreError, DamagedLog: the bases cannot be read.
     """
     # Also if the object before it exists: retention may have failed to remove that one.
-    if await is_removed(objects, place):
+    if await read(partial(is_removed, objects, place)):
         return True
     try:
         await attempt()
     except BucketWentBack:
-        if await has_base_after(objects, place):
+        if await read(partial(has_base_after, objects, place)):
             return True
         raise
     return False

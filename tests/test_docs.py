@@ -106,7 +106,9 @@ def test_settings_named_in_documents_exist(name: str):
         folder = ROOT / section.replace(".", "/")
         is_module = (folder / f"{key}.py").exists() or (folder / key).is_dir()
         is_action = any(action.startswith(f"{section}.{key}") for action in RECORDED)
-        assert is_section or is_module or is_action or f"{section}.{key}" in every_setting() | RETIRED, f"{section}.{key}"
+        assert is_section or is_module or is_action or f"{section}.{key}" in every_setting() | RETIRED, (
+            f"{section}.{key}"
+        )
     for variable in re.findall(r"PLAINSONG_[A-Z]+__[A-Z_]+", text):
         assert variable in {setting.variable for setting in every_setting().values()}, variable
 

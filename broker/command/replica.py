@@ -436,6 +436,7 @@ def leave(
     Ends the log in the object store, which can still be restored, and unlinks
     the directory from it. The daemon then starts without replication.to, or
     with a new prefix, where a new copy begins. Its standbys end: none takes over.
+    If the object store stops responding, the command ends; run it again.
 
     On a standby's directory only with --without-seal, if both its primary and the
     object store are lost. What clients see then is as after a restore. It is

@@ -628,6 +628,28 @@ async def test_a_directory_older_than_everything_that_is_kept_is_deposed(tmp_pat
     assert await is_deposed(objects, read_record(older))
 
 
+async def test_leaving_a_copy_ends_if_the_object_store_stops_responding_and_can_be_repeated(
+    tmp_path, objects, monkeypatch
+):
+    async with primary(tmp_path / "data", objects) as running:
+        await running.write(3)
+        await running.counted()
+    monkeypatch.setattr(carry, "FIRST_PAUSE_S", 0.001)
+    create = objects.create
+
+    async def create_nothing(name, data):
+        raise ObjectStoreUnavailable("no seal")
+
+    objects.create = create_nothing
+    with pytest.raises(ObjectStoreUnavailable, match="no seal") as ended:
+        await leave_copy(objects, tmp_path / "data", read_record(tmp_path / "data"))
+    assert "again" in ended.value.hint
+    objects.create = create
+    await leave_copy(objects, tmp_path / "data", read_record(tmp_path / "data"))
+    last = max(name for name in objects.found if name.startswith("log/"))
+    assert is_seal(last, objects.found[last][0])
+
+
 async def test_leaving_a_copy_whose_bucket_went_back_in_time_needs_no_seal(tmp_path, objects):
     async with primary(tmp_path / "data", objects) as running:
         await running.write(3)
