@@ -43,6 +43,8 @@ def tree(tmp_path, monkeypatch):
         (tmp_path / f"tests/test_{name}.py").write_text(f"import pytest\n{lines}\n")
     monkeypatch.setattr(rings, "ROOT", tmp_path)
     monkeypatch.setattr(rings, "OUTPUT", tmp_path)
+    # The runner needs only pytest itself; loading the installed plugins took most of each start.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
 def run(*names: str) -> tuple[int, list[str]]:
