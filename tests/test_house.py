@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from collections import Counter
 from functools import cache
@@ -86,8 +87,15 @@ def test_every_file_opens_with_a_sentence():
 
 
 def opens_with_a_sentence(path: Path) -> bool:
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return bool(re.search(r"[.:?!]$", docstring.split("\n\n")[0].rstrip()))
+    with path.open("rb") as file:
+        # Only the first statement is parsed: parsing all files takes four seconds.
+        tokens = (token for token in tokenize.tokenize(file.readline) if token.type not in BEFORE_THE_DOCSTRING)
+        first = next(tokens)
+        docstring = ast.get_docstring(ast.parse(first.string)) if first.type == tokenize.STRING else None
+    return bool(re.search(r"[.:?!]$", (docstring or "").split("\n\n")[0].rstrip()))
+
+
+BEFORE_THE_DOCSTRING = {tokenize.ENCODING, tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE}
 
 
 def test_no_module_is_called_manager_helper_or_util():
