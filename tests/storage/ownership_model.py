@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 from tests.storage.ownership_state import MESSAGES, PAYLOADS, Cell, Flight, Head, Owner, Row, Rules, State, order
@@ -37,13 +38,31 @@ def _no_collection() -> Iterator[None]:
 class Model:
     """Every reachable state."""
 
-    def __init__(self, rules: Rules, *, stores: bool, owners: int, requests: int = 3, said: bool = False) -> None:
-        """``said``: True if the first owner has seen that metadata exists; otherwise its existence is unknown to it."""
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        stores: bool,
+        owners: int,
+        requests: int = 3,
+        said: bool = False,
+        deaths: bool = False,
+    ) -> None:
+        """Make a model of an empty topic.
+
+        Args:
+          said: True if the first owner has seen that metadata exists; otherwise its existence is unknown to it.
+          deaths: True if death is an event. It need not be one: a dead owner is one that takes no more steps. Whatever
+            a client, a reader or another owner may do after the death, it may also do while the owner is silent.
+        """
         self.said = said
+        self.deaths = deaths
         self.rules = rules
         self.stores = stores
         self.owners = owners
         self.requests = requests
+        # Most events change neither rows nor head, so each log is read once.
+        self._log = cache(self._read_log)
 
     def explore(self, *, deep: bool = False) -> tuple[int, str | None]:
         """Return the number of states, and the violation in the first bad state, if any.
@@ -72,17 +91,20 @@ class Model:
 
     def without_failed(self, state: State) -> State:
         """Drop puts that no owner waits for and that can no longer succeed, since removed content never reappears."""
-        awaited = {flight for owner in state.owners for flight in owner.waits}
-        if state.flights <= awaited:
+        ownerless = state.flights.difference(*(owner.waits for owner in state.owners))
+        if not ownerless:
             return state
-        rows = {(table, key) for table, key, _ in state.rows}
         vain = {
             flight
-            for flight in state.flights - awaited
+            for flight in ownerless
             if (flight.table == "head" and self.rules.compared and flight.before != state.head)
             or (flight.table == "cell" and flight.before != state.cells[flight.key])
             or (flight.table == "kind" and state.said)
-            or (flight.before is None and self.rules.put_if_absent and (flight.table, flight.key) in rows)
+            or (
+                flight.before is None
+                and self.rules.put_if_absent
+                and any(key == flight.key and table == flight.table for table, key, _ in state.rows)
+            )
         }
         return state._replace(flights=state.flights - vain) if vain else state
 
@@ -90,15 +112,18 @@ class Model:
 
     def log(self, state: State, head: Head, until: int = 1 << 30) -> list[tuple[int, int]]:
         """Return positions and numbers of the messages that a reader with this head sees."""
+        return self._log(state.rows, head, until)
+
+    def _read_log(self, rows: frozenset[tuple[str, int, Row]], head: Head, until: int) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
-        for table, key, row in sorted(state.rows):
+        for table, key, row in sorted(rows):
             if table != MESSAGES or key > until or (self.rules.filtered and not head.counts(row.stamp)):
                 continue
             if row.what[0] >= 0:
                 found.append((key, row.what[0]))
                 continue
             _, first, last = row.what
-            for where, position, payload in sorted(state.rows):
+            for where, position, payload in sorted(rows):
                 visible = not self.rules.payloads_filtered or head.counts(payload.stamp)
                 if where == PAYLOADS and first <= position <= last and visible:
                     found.append((key, payload.what[0]))
@@ -129,7 +154,8 @@ class Model:
         for flight in sorted(state.flights, key=order):
             yield self.land(state, flight)
         for at, owner in enumerate(state.owners):
-            yield self.without(state, at)
+            if self.deaths:
+                yield self.without(state, at)
             if owner.phase == "claimed":
                 beyond = owner.said and any(
                     cell is not None and cell.stamp[0] > owner.head.last[0] for cell in state.cells
@@ -227,9 +253,10 @@ class Model:
             return self.land_head(state, flight)
         if flight.table == "kind":
             return self.answered(state._replace(said=True), flight)
-        rows = {(table, key): row for table, key, row in state.rows}
         is_cell = flight.table == "cell"
-        found = state.cells[flight.key] if is_cell else rows.get((flight.table, flight.key))
+        where = flight.table, flight.key
+        replaced = None if is_cell else next((each for each in state.rows if each[:2] == where), None)
+        found = state.cells[flight.key] if is_cell else replaced and replaced[2]
         blind = not is_cell and not self.rules.put_if_absent
         if found != flight.before and not blind:
             return self.refused(state, flight, found)
@@ -237,8 +264,8 @@ class Model:
             cells = (flight.after, state.cells[1]) if flight.key == 0 else (state.cells[0], flight.after)
             state = state._replace(cells=cells)
         else:
-            rows[flight.table, flight.key] = flight.after  # type: ignore[assignment]  # a row if not a cell
-            state = state._replace(rows=frozenset((*where, row) for where, row in rows.items()))
+            row: Row = flight.after  # type: ignore[assignment]  # a row if not a cell
+            state = state._replace(rows=(state.rows - {replaced}) | {(*where, row)})
         return self.answered(state, flight)
 
     def refused(self, state: State, flight: Flight, found: Row | Cell | None) -> State:

@@ -49,6 +49,15 @@ def test_without_any_one_ingredient_some_order_of_events_goes_wrong(left_out, st
     assert model.explore(deep=reads or (stores and left_out == "epoch_above"))[1] == wrong
 
 
+@pytest.mark.parametrize("stores", [False, True], ids=["publish", "store"])
+@pytest.mark.parametrize("left_out", [None, *(field.name for field in fields(Rules))])
+def test_a_dead_owner_is_one_that_takes_no_more_steps(left_out, stores):
+    rules = Rules() if left_out is None else Rules(**{left_out: False})
+    silent, dead = (Model(rules, stores=stores, owners=2, deaths=deaths).explore() for deaths in (False, True))
+    assert silent[1] == dead[1]
+    assert silent[0] < dead[0]
+
+
 def test_each_ingredient_has_been_left_out_once():
     marks = test_without_any_one_ingredient_some_order_of_events_goes_wrong.pytestmark
     assert {case[0] for case in marks[0].args[1]} == {field.name for field in fields(Rules)}
