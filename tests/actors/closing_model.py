@@ -14,6 +14,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.storage.ownership_model import no_collection
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -106,6 +108,10 @@ class Model:
 
     def explore(self) -> tuple[int, str | None]:
         """Return the number of states, and the violation in the first bad state, if any."""
+        with no_collection():
+            return self._explore()
+
+    def _explore(self) -> tuple[int, str | None]:
         start = State(frozenset(), frozenset(), (0,) * self.topics)
         seen, queue = {start}, deque([start])
         while queue:

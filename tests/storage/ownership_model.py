@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Collect no garbage within the block: states have no cycles, and each collection would scan all of them."""
     gc.disable()
     try:
@@ -70,7 +70,7 @@ class Model:
         Args:
           deep: explore depth-first; otherwise breadth-first, which finds the shortest violation.
         """
-        with _no_collection():
+        with no_collection():
             return self._explore(deep=deep)
 
     def _explore(self, *, deep: bool) -> tuple[int, str | None]:
