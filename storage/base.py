@@ -249,7 +249,7 @@ class Store(Reads, Protocol):
 
         Args:
           commit: kept by reference until this returns.
-          claim: from ``claim``.
+          claim: from ``claim``. No other commit may be under way under it, unless ``traits.ordered_commits``.
           expect: compared before anything is written.
         Raises:
           StoreConflict: an expectation did not hold; nothing happened.
