@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Collection, Iterable
 from email.message import Message
 from email.parser import Parser
+from functools import cache
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -59,8 +60,9 @@ def environment(
     """
     wheels = list(wheels)
     own = base == sys.executable
-    # Our pip may not run in another version of Python, so that environment gets the pip of its own Python.
-    subprocess.run([base, "-m", "venv", *(["--without-pip"] if own else []), str(folder)], check=True)
+    # Our pip may not run in another version of Python, so that version's own pip installs into the environment.
+    without_pip = ["--without-pip"] if own or _pip_of(base) else []
+    subprocess.run([base, "-m", "venv", *without_pip, str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     for wheel in wheels:
         for name, needed in required(wheel).items():
@@ -74,8 +76,28 @@ def environment(
     if own:
         install(python, wheels)
     else:
-        run(python, "python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", *map(str, wheels))
+        done = pip_install(base, python, "--no-index", *map(str, wheels))
+        assert done.returncode == 0, done.stderr
     return python
+
+
+@cache
+def _pip_of(base: str) -> bool:
+    """True if this Python has a pip that can install into other environments."""
+    look = "import sys; from importlib.metadata import version; sys.exit(int(version('pip').split('.')[0]) < 23)"
+    return subprocess.run([base, "-c", look], capture_output=True, check=False).returncode == 0
+
+
+def pip_install(base: str, python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Install packages without their dependencies into an environment that the Python ``base`` has created."""
+    pip = [base, "-m", "pip", "--python", str(python)] if _pip_of(base) else [str(python), "-m", "pip"]
+    return subprocess.run(
+        [*pip, "install", "--quiet", "--no-deps", "--no-compile", "--disable-pip-version-check", *arguments],
+        env=environ_of(python),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def run(python: Path, *command: str, cwd: Path | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from plainsong import Client
 from tests.daemon.harness import Daemon
-from tests.dist.environments import environment, is_compiled, required, run
+from tests.dist.environments import environment, is_compiled, pip_install, required, run
 from tests.spark.installed import environ_of
 
 #: Versions that client and daemon support. 3.12.0 to 3.12.2 cannot start a thread once the main thread has ended.
@@ -127,9 +127,8 @@ def python_with_server(request, wheels, tmp_path_factory):
         name: package.version for kind in kinds for name, package in required(kind).items() if is_compiled(package)
     }
     python = environment(tmp_path_factory.mktemp("server") / "env", kinds, base, without=compiled)
-    pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-input", "--retries", "1", "--timeout", "20"]
     pinned = [f"{name}=={version}" for name, version in compiled.items()]
-    done = subprocess.run([*pip, "--no-compile", *pinned], capture_output=True, text=True, check=False)
+    done = pip_install(base, python, "--no-input", "--retries", "1", "--timeout", "20", *pinned)
     if done.returncode:
         why = (done.stderr.strip() or "pip failed").splitlines()[-1]
         pytest.skip(f"NOT TESTED: the daemon with Python {request.param}: its requirements cannot be installed: {why}")
