@@ -1,4 +1,7 @@
-"""The examples as processes: run to their end, or started, killed and restarted."""
+"""The examples as processes: run to their end, or started, killed and restarted.
+
+They are forked from a process that has imported the client, except where a test runs the commands of the README.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.daemon import harness
-from tests.daemon.harness import ROOT, Daemon, clean_environ, free_port
+from tests.daemon.forked import Forked
+from tests.daemon.harness import ROOT, Daemon, clean_environ, free_port, run_python, start_python
 from tests.patience import PATIENCE_S
 
 EXAMPLES = ROOT / "examples"
@@ -22,8 +26,14 @@ def command(name: str, url: str, *words: str | Path) -> list[str]:
     return [sys.executable, str(EXAMPLES / f"{name}.py"), "--url", url, *map(str, words)]
 
 
-def run(name: str, url: str, *words: str | Path, **environ: str) -> str:
+def run(name: str, url: str, *words: str | Path) -> str:
     """Return an example's standard output; it must succeed with an empty standard error."""
+    _, *line = command(name, url, *words)
+    return _said(run_python(*line, cwd=ROOT.parent, timeout_s=PATIENCE_S))
+
+
+def run_program(name: str, url: str, *words: str | Path, **environ: str) -> str:
+    """Like ``run``, with an interpreter of its own, as a user runs it."""
     done = subprocess.run(
         command(name, url, *words),
         cwd=ROOT.parent,
@@ -33,6 +43,10 @@ def run(name: str, url: str, *words: str | Path, **environ: str) -> str:
         timeout=PATIENCE_S,
         check=False,
     )
+    return _said(done)
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
     assert (done.returncode, done.stderr) == (0, ""), done.stderr + done.stdout
     return done.stdout
 
@@ -48,11 +62,12 @@ class Program:
     def __init__(self, log: Path, name: str, url: str, *words: str | Path) -> None:
         self.command = command(name, url, *words)
         self.log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self) -> None:
+        _, *line = self.command
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self.command, env=clean_environ(), stdout=log, stderr=log)
+            self._process = start_python(*line, imports=(), stdout=log.fileno(), stderr=log.fileno())
 
     def kill(self) -> None:
         """Kill only the program; its children keep running, as in reality."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents import anchors, links
-from tests.examples.programs import EXAMPLES, run
+from tests.examples.programs import EXAMPLES, run_program
 
 README = (EXAMPLES / "README.md").read_text(encoding="utf-8")
 #: Each block of command lines, with the block of their output.
@@ -32,7 +32,7 @@ def test_the_page_shows_the_output_of_the_examples(lines: str, told: str, url: s
     for line in lines.splitlines():
         interpreter, program, *words = shlex.split(line)
         assert (interpreter, Path(program).parent) == (".venv/bin/python", Path("examples"))
-        said += run(Path(program).stem, url, *words, TMPDIR=str(tmp_path))
+        said += run_program(Path(program).stem, url, *words, TMPDIR=str(tmp_path))
     assert without_chance(said) == without_chance(told)
 
 
