@@ -136,7 +136,9 @@ def python_with_server(request, wheels, tmp_path_factory):
 
 
 def test_the_daemon_and_the_client_work_and_the_next_start_reads_what_was_stored(python_with_server, tmp_path):
-    daemon = Daemon(tmp_path / "data", forked=False, environ={**environ_of(python_with_server), "PYTHONWARNINGS": "error"})
+    daemon = Daemon(
+        tmp_path / "data", forked=False, environ={**environ_of(python_with_server), "PYTHONWARNINGS": "error"}
+    )
     program = daemon.command.index("serve") - 1
     daemon.command[program] = str(python_with_server.with_name("plainsong"))
     expected = "plain|publisher|producer|stream|transaction|async|async stream\n"
