@@ -73,15 +73,15 @@ FULL = PeersProfile(
 QUICK = PeersProfile(
     name="quick",
     rounds=1,
-    seconds=0.3,
-    warm_up_s=0.3,
-    sustained_s=0.5,
+    seconds=0.1,
+    warm_up_s=0.1,
+    sustained_s=0.2,
     topics=4,
     singles=(1, 16),
     batches=(4,),
-    read_messages=20_000,
+    read_messages=3_000,
     open_rates=(100,),
-    open_s=0.5,
+    open_s=0.2,
 )
 
 RATES_SAY = """Messages a second; requests of one message (*single*) or of 1000 (*batch*) of 100 B, each answered once it was synced.

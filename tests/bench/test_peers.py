@@ -27,7 +27,7 @@ from bench.report import results_of, write_report
 ROOT = Path(__file__).parents[2]
 #: Ten times the usual duration.
 PATIENCE_S = 600
-SMALL = replace(QUICK, seconds=0.1, warm_up_s=0.1, sustained_s=0.1, open_s=0.1, read_messages=3000)
+SMALL = replace(QUICK, sustained_s=0.1, open_s=0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -226,7 +226,7 @@ def test_every_load_runs_against_a_peer_and_is_reported():
     loads = [row["what"]["load"] for row in sections["peers-rates"]["rows"]]
     assert loads == [
         *("single, 1 connection", "single, 16 connections", "batch, 4 connections"),
-        *("batch over 4 topics, 4 connections", "batch for 0.5 s, 4 connections"),
+        *("batch over 4 topics, 4 connections", "batch for 0.2 s, 4 connections"),
         *("page", "page of 10", "walk", "walk by 100"),
     ]
     rates = [row["what"]["rate"] for row in sections["peers-open"]["rows"]]
