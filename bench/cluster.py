@@ -144,7 +144,8 @@ def _over_topics(cluster: _Cluster, profile: Profile) -> Row:
         for topic in cluster.topics("many", name, profile.cluster_topics)
     ]
     measured = partial(_spent, cluster, targets, 2 * len(targets), profile.seconds * 3)
-    measured()
+    if profile.warms_up:
+        measured()
     found = [measured() for _ in range(profile.rounds)]
     names = list(cluster.daemons)
     values = {
@@ -210,6 +211,7 @@ def _handed_over(cluster: _Cluster, profile: Profile, what: str, end: Callable[[
     before = cluster.cpu_s()
     leaving = goes if what == "leaving" else None
     found = silences(stays.port, topics, partial(end, goes), leaving=leaving)
+    del cluster.daemons["instance-0"]  # it has ended
     after = cluster.cpu_s()
     values = {"median s": found[len(found) // 2], "worst s": found[-1]}
     if what == "leaving":

@@ -128,6 +128,12 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
+def start_process(program: Sequence[str], options: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a daemon's process, with a pipe for its standard output."""
+    command = [sys.executable, "-m", *program, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(environ))
+
+
 @contextmanager
 def daemon(
     data_dir: Path,
@@ -146,12 +152,12 @@ def daemon(
       settings: ``retention_interval_s=5`` is ``--set retention.interval_s=5``: the text up to the first underscore is
         the section.
     """
-    command = [sys.executable, "-m", *program, "--bind", f"127.0.0.1:{port}", "--data-dir", str(data_dir)]
+    options = ["--bind", f"127.0.0.1:{port}", "--data-dir", str(data_dir)]
     chosen: dict[str, object] = {"log.format": "json"}
     chosen |= {name.replace("_", ".", 1): value for name, value in settings.items()}
     for name, value in chosen.items():
-        command += ["--set", f"{name}={value}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})})
+        options += ["--set", f"{name}={value}"]
+    process = start_process(program, options, {**os.environ, **(environ or {})})
     running = None
     try:
         running = Daemon(process)

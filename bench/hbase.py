@@ -101,7 +101,7 @@ class _Bench:
     def _written(self, what: str, connections: int, ours: Callable[[], float]) -> Row:
         seconds = self._profile.seconds
         sides = {"ours": ours, "raw": lambda: self._raw.write(GROUP, SIZE, connections, seconds)}
-        found = _turns(sides, self._profile.rounds)
+        found = _turns(sides, self._profile)
         values = {"messages/s": Spread.of(found["ours"]), "÷ mutateRows": Spread.ratio(found["ours"], found["raw"])}
         return Row({"what": what, "connections": connections}, values)
 
@@ -117,7 +117,7 @@ class _Bench:
             "ours": lambda: float(run_load(self._port, 1, request, seconds)["p50_ms"]),
             "raw": lambda: self._raw.round_trips(SIZE, seconds),
         }
-        found = _turns(sides, self._profile.rounds)
+        found = _turns(sides, self._profile)
         ratio = Spread.ratio(found["ours"], found["raw"])
         values = {"p50 ms": Spread.of(found["ours"]), "raw ms": Spread.of(found["raw"]), "÷ round trips": ratio}
         return Row({"what": "single", "connections": 1}, values)
@@ -146,12 +146,13 @@ class _Bench:
             "scan": lambda: self._raw.scan(DAEMON_PREFIX, READ, seconds) * page,
             "scan of rows": lambda: self._raw.scan(RAW_PREFIX, READ, seconds) * page,
         }
-        found = _turns(sides, self._profile.rounds)
+        found = _turns(sides, self._profile)
         values = {"messages/s": Spread.of(found["ours"])}
         values |= {f"÷ {name}": Spread.ratio(found["ours"], found[name]) for name in ("scan", "scan of rows")}
         return Row({"what": f"poll {encoding}", "connections": 1}, values)
 
 
-def _turns(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Like ``in_turns``, after a discarded round: a cold JVM is several times slower."""
-    return {name: values[1:] for name, values in in_turns(sides, rounds + 1).items()}
+def _turns(sides: dict[str, Callable[[], float]], profile: Profile) -> dict[str, list[float]]:
+    """Like ``in_turns``, after a discarded round if the profile warms up: a cold JVM is several times slower."""
+    discarded = 1 if profile.warms_up else 0
+    return {name: values[discarded:] for name, values in in_turns(sides, profile.rounds + discarded).items()}

@@ -54,7 +54,8 @@ def daemon_costs(profile: Profile, ours: Daemon, groups: str, singles: str) -> l
     """Costs of publishes and polls, for the daemon, with its topics ``groups`` and ``singles``."""
 
     def cost(what: str, connections: int, request: bytes) -> Row:
-        run_load(ours.port, connections, request, profile.seconds)
+        if profile.warms_up:
+            run_load(ours.port, connections, request, profile.seconds)
         used, commits = ours.cpu_s(), _commits(ours)
         requests = run_load(ours.port, connections, request, 2 * profile.seconds)["requests"] + 2 * connections
         values = {"daemon µs": (ours.cpu_s() - used) / requests * 1e6}

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 SAYS = """Resident memory in MB, of one daemon step by step, at default settings. *Idle topics* are open, each with one
 message. *Load* is publishes of 1000 messages of 100 B over 64 connections for ten seconds, which fill the scan
 cache and LevelDB's buffers."""
-LOAD_S = 10.0
 
 
 def measure_memory(profile: Profile, scratch: Path, say: Callable[[str], None]) -> Section:
@@ -49,8 +48,7 @@ def measure_memory(profile: Profile, scratch: Path, say: Callable[[str], None]) 
         megabytes, busy_share = _parked(ours, polls, profile.parked_s)
         weighed(f"and {polls} parked polls", megabytes)
         section.rows[-1].values["processor %"] = Spread.of([busy_share * 100])
-        seconds = min(LOAD_S, profile.seconds * 20)
-        run_load(ours.port, 64, bodies.publish(TOPIC, 1000, 100), seconds)
+        run_load(ours.port, 64, bodies.publish(TOPIC, 1000, 100), profile.filled_s)
         weighed("after load", ours.resident_mb())
     return section
 

@@ -12,8 +12,12 @@ class Profile:
     name: str
     rounds: int
     """Measurements of each side."""
+    warms_up: bool
+    """Measure each side of Spark, of HBase and of several instances once before it counts, because a cold JVM is slow."""
     seconds: float
     """Duration of one measurement of one side."""
+    filled_s: float
+    """Duration of the load after which the daemon's memory is measured."""
     messages: tuple[int, ...]
     """Messages per publish request."""
     connections: tuple[int, ...]
@@ -94,7 +98,9 @@ class Profile:
 FULL = Profile(
     name="full",
     rounds=5,
+    warms_up=True,
     seconds=0.6,
+    filled_s=10.0,
     messages=(1, 100, 1000),
     connections=(1, 16, 64),
     message_bytes=(100, 1024),
@@ -140,7 +146,9 @@ FULL = Profile(
 QUICK = Profile(
     name="quick",
     rounds=1,
+    warms_up=False,
     seconds=0.1,
+    filled_s=0.5,
     messages=(1, 1000),
     connections=(16,),
     message_bytes=(100,),
@@ -165,7 +173,7 @@ QUICK = Profile(
     instances=(1, 2),
     cluster_topics=2,
     handed_topics=8,
-    micro_batches=6,
+    micro_batches=5,
     beside=("alone", "cleaning", "readers", "copy"),
     even_s=0.5,
     cleaned_beside=20_000,

@@ -175,7 +175,7 @@ class _Bench:
                 "to Parquet": lambda: made.write.mode("overwrite").parquet(str(self._scratch / "made")),
             }
             sides |= self._sides_of_kafka(made, partitions)
-            rates = _rates(sides, rows, min(ROUNDS, self._profile.rounds))
+            rates = _rates(sides, rows, self._profile)
         compared = {
             "read": {"÷ from Parquet": "from Parquet", "÷ Kafka": "read, Kafka"},
             "narrow": {"÷ from Parquet": "from Parquet", "÷ Kafka": "read, Kafka"},
@@ -309,7 +309,7 @@ class _Bench:
             ),
             "copy, process": lambda: self._process("bench.copying", source, target),
         }
-        rates = _rates(sides, rows, min(ROUNDS, self._profile.rounds))
+        rates = _rates(sides, rows, self._profile)
         found = []
         for what, other in (("archive", "copy"), ("archive, process", "copy, process")):
             values = {"rows/s": Spread.of(rates[what]), "÷ copy": Spread.ratio(rates[what], rates[other])}
@@ -362,8 +362,8 @@ def _rate(rows: int, run: Callable[[], object]) -> float:
     return rows / (time.perf_counter() - begun_s)
 
 
-def _rates(sides: Mapping[str, Callable[[], object]], rows: int, rounds: int) -> dict[str, list[float]]:
-    """Return rows a second of each side, in rounds, after one warm-up."""
-    for run in sides.values():
+def _rates(sides: Mapping[str, Callable[[], object]], rows: int, profile: Profile) -> dict[str, list[float]]:
+    """Return rows a second of each side, in rounds, after a warm-up if the profile has one."""
+    for run in sides.values() if profile.warms_up else ():
         run()
-    return in_turns({name: partial(_rate, rows, run) for name, run in sides.items()}, rounds)
+    return in_turns({name: partial(_rate, rows, run) for name, run in sides.items()}, min(ROUNDS, profile.rounds))

@@ -41,7 +41,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     if lacking is not None:
         pytest.skip(lacking)
     directory = tmp_path_factory.mktemp("bench")
-    command = [sys.executable, "-m", "bench", "--quick", "--json", "--seconds", "0.2", *SIZES]
+    command = [sys.executable, "-m", "tests.bench.forking", "--quick", "--json", "--seconds", "0.2", *SIZES]
     command += ["--report", str(directory / "report"), "--scratch", str(directory / "scratch")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
