@@ -43,7 +43,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     directory = tmp_path_factory.mktemp("bench")
     command = [sys.executable, "-m", "tests.bench.forking", "--quick", "--json", "--seconds", "0.2", *SIZES]
     command += ["--report", str(directory / "report"), "--scratch", str(directory / "scratch")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stdout + done.stderr
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            results, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.terminate()  # if these tests are interrupted: SIGKILL would leave its daemons running
+    assert process.returncode == 0, results + said
     assert not list((directory / "scratch").iterdir())
-    return Report(directory / "report", json.loads(done.stdout), done.stderr)
+    return Report(directory / "report", json.loads(results), said)
