@@ -18,7 +18,7 @@ from tests.spark.installed import make_interpreter
 from tests.spark_session import FEW_ROWS_ARGS, LAUNCHER_JVM, QUICK_JVM, make_archive, open_session, spark_home, why_not
 
 _HERE = Path(__file__).parent
-_ORDER = [ring.name for ring in RINGS]
+_ORDER = [path.split("/")[1] for ring in RINGS if not ring.folder for path in ring.paths]
 
 # Tools that were downloaded for the tests, such as promtool.
 os.environ["PATH"] = f"{_HERE.parent / '.cache/tools'}{os.pathsep}{os.environ.get('PATH', '')}"
