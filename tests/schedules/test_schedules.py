@@ -49,11 +49,12 @@ PLANTED = [
 #: store's code has changed, the search goes through all seeds again. ``make torture`` always searches.
 QUICK_SEEDS = {
     "a_pin_that_is_released_early": 3,
-    "a_view_that_outlives_its_volume": 9,
-    "a_change_of_what_is_being_replaced": 11,
-    "a_checkpoint_that_forgets": 42,
+    "a_view_that_outlives_its_volume": 18,
+    "a_change_of_what_is_being_replaced": 25,
+    "a_rewrite_that_misses_changes": 6,
+    "a_checkpoint_that_forgets": 9,
     "a_wake_up_that_is_lost": 6,
-    "a_loop_that_writes_while_the_thread_does": 14,
+    "a_loop_that_writes_while_the_thread_does": 7,
     "a_batch_that_is_sent_before_it_is_durable": 5,
     "a seal next to a drop makes the next volume twice": 135,
     "a rollback after a seal is not done": 7,
