@@ -77,8 +77,9 @@ class FrontEnd:
             nursery.start_soon(Reclaim(lambda: 0).run)
             try:
                 answer: dict[str, Any] = (await self._link.call("settings", None)).value
-            except LinkBroken:
-                return  # the owning process has ended
+            except LinkBroken:  # the owning process has ended
+                nursery.cancel_scope.cancel()
+                return
             config = config_of(answer["settings"])
             logs = setup_logs(config.log, sys.stdout)
             try:

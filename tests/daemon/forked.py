@@ -34,12 +34,20 @@ ROOT = Path(__file__).parents[2]
 #: than a publish or poll, and which takes half as long again; and the modules of the commands that move its data.
 IMPORTED = (
     *("broker.command.serve", "broker.main", "storage.leveldb.store", "storage.memory"),
-    *("broker.http.quart_app", "broker.http.http2.server", "encodings.idna"),
+    *("broker.http.quart_app", "broker.http.http2.server", "encodings.idna", "encodings.ascii", "fastavro"),
     *("broker.command.backup", "broker.command.copy", "broker.command.maintain.command", "plainsong._sync.client"),
     *("broker.command.token", "plainsong.cli.main"),
 )
-#: Further modules that a daemon with this setting imports; the server imports them for the first such daemon.
-IMPORTED_FOR = {"storage.kind=hbase": "storage.hbase.store", "cluster.zookeeper=": "kazoo.client"}
+#: Further modules that a process with an argument that begins like this imports; the server imports them for the first
+#: such process.
+IMPORTED_FOR = {
+    "storage.kind=hbase": "storage.hbase.store",
+    "cluster.zookeeper=": "kazoo.client",
+    **dict.fromkeys(("replication.to=", "replica", "s3:"), "storage.replication.object_store"),
+    "doctor": "plainsong.cli.doctor",
+}
+#: What the names of variables that no module reads when it is imported begin with.
+READ_LATER = ("PLAINSONG_", "PYTEST_", "AWS_")
 #: Size limit of a request, which has arguments and an environment.
 MOST_BYTES = 1 << 17
 #: Generous and never reached: importing takes a second.
@@ -145,7 +153,7 @@ class ForkServer:
     def fits(self, environ: Mapping[str, str]) -> bool:
         """True if a process with this environment would import the same modules, because only settings differ."""
         differs = {name for name, _ in environ.items() ^ self.environ.items()}
-        return all(name.startswith(("PLAINSONG_", "PYTEST_")) for name in differs)
+        return all(name.startswith(READ_LATER) for name in differs)
 
     def start(
         self,

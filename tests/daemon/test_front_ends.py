@@ -207,6 +207,29 @@ def test_a_front_end_whose_parent_has_already_ended_does_not_start():
     assert "has ended" in found.stderr
 
 
+def test_a_front_end_whose_parent_ends_before_it_has_the_settings_ends_at_once():
+    """Otherwise it would keep the daemon's port until its alarm, and no daemon could start there."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        numbers = [*(theirs.fileno() for _, theirs in pairs), listener.fileno()]
+        command = [sys.executable, "-m", "broker.front", "front-1", *map(str, numbers)]
+        process = subprocess.Popen(command, pass_fds=numbers, stderr=subprocess.PIPE)
+        try:
+            for _, theirs in pairs:
+                theirs.close()
+            (link, _), (handover, _) = pairs
+            link.settimeout(PATIENCE_S)
+            assert link.recv(100)  # it has begun the link, and waits for the answer
+            link.close()
+            handover.close()
+            _, errors = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+            process.wait()
+    assert process.returncode == 0  # its alarm would have ended it by SIGALRM
+    assert b"the owning process has ended" in errors
+
+
 def test_a_stuck_front_end_is_ended_by_its_alarm():
     lost = (
         "import sys; from broker.front import __main__ as m; m.LEAVE_S = 1; m.watch_parent(int(sys.argv[1])); print(1)"
