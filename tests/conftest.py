@@ -15,7 +15,16 @@ from hypothesis import HealthCheck, settings
 from scripts import dist
 from tests.rings import RINGS
 from tests.spark.installed import make_interpreter
-from tests.spark_session import FEW_ROWS_ARGS, LAUNCHER_JVM, QUICK_JVM, make_archive, open_session, spark_home, why_not
+from tests.spark_session import (
+    ADAPTIVE,
+    FEW_ROWS_ARGS,
+    LAUNCHER_JVM,
+    QUICK_JVM,
+    make_archive,
+    open_session,
+    spark_home,
+    why_not,
+)
 
 _HERE = Path(__file__).parent
 _ORDER = [path.split("/")[1] for ring in RINGS if not ring.folder for path in ring.paths]
@@ -86,6 +95,14 @@ def spark():
     session = open_session()
     yield session
     session.stop()
+
+
+@pytest.fixture
+def adaptive(spark):
+    """Let Spark plan the rest of a query again after each of its stages, as it does by default."""
+    spark.conf.set(ADAPTIVE, "true")
+    yield
+    spark.conf.set(ADAPTIVE, "false")
 
 
 @pytest.fixture(scope="session")

@@ -54,11 +54,15 @@ QUICK_JVM = (
 )
 #: Spark's launcher is a separate, short-lived JVM.
 LAUNCHER_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: True by default: Spark plans the rest of a query again after each of its stages.
+ADAPTIVE = "spark.sql.adaptive.enabled"
 #: Settings for sessions with few rows. Programs that are killed, and some jobs on a cluster, keep Spark's defaults.
 FEW_ROWS = {
     # Generating, compiling and warming up a class for each query costs more than it gains on a few rows.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # So does planning again: a tenth of the JVM's time. Tests of what jobs write and report turn it on again.
+    ADAPTIVE: "false",
     # The default starts four times as many processes: 45 per micro-batch, most of them readlink.
     CHECKPOINTS: DISPOSABLE,
 }

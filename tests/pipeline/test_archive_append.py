@@ -56,6 +56,7 @@ def root(tmp_path):
     return str(tmp_path / "archive")
 
 
+@pytest.mark.usefixtures("adaptive")
 def test_a_topic_is_archived_in_order_and_later_runs_add_only_new_messages(spark, client, run, root):
     published(client, 0, 300)
     append(run, ["orders"], root, every=None, batch_rows=100)

@@ -89,6 +89,7 @@ def test_a_range_of_ids_opens_only_the_files_it_needs(spark, archive):
     assert len(rows.inputFiles()) < len(on_disk(archive))
 
 
+@pytest.mark.usefixtures("adaptive")
 def test_each_message_is_read_once_after_every_step(spark, archive, compaction):
     assert list(days_to_compact(archive.table)) == ["2026-01-31"]
     sources = compaction.check("2026-01-31")
@@ -103,6 +104,7 @@ def test_each_message_is_read_once_after_every_step(spark, archive, compaction):
     assert found_damage(spark, archive) == {}
 
 
+@pytest.mark.usefixtures("adaptive")
 def test_a_compacted_day_is_one_sorted_file(spark, archive, compaction):
     assert compaction.run("2026-01-31") == 24
     (file,) = (path for path, each in files_of(archive.root) if each.day == "2026-01-31")

@@ -53,6 +53,7 @@ def is_whole(spark, root):
     assert not (root / FOLDER).exists()
 
 
+@pytest.mark.usefixtures("adaptive")
 def test_a_migrated_archive_has_each_message_once_and_its_old_folders_are_gone(spark, run, root):
     with pytest.raises(CommandFailed, match="written by an earlier version") as raised:
         read(spark, str(root))

@@ -91,6 +91,7 @@ def batch_files(root, number):
     return [path for path, each in files_of(root) if each.path.startswith(f"data/{number:012d}-")]
 
 
+@pytest.mark.usefixtures("adaptive")
 def test_planted_damage_and_removed_files_are_found(client, run, root):
     for file in batch_files(root, 2):
         damage(file)
@@ -114,6 +115,7 @@ def test_rows_that_were_taken_out_of_the_table_are_missed(client, run, root):
     assert all(re.fullmatch(r"has \d+ rows, not \d+", why) for why in findings.damaged.values())
 
 
+@pytest.mark.usefixtures("adaptive")
 def test_a_compacted_archive_still_equals_the_topic(spark, client, run, own_topic):
     archiving.compact(run, [], own_topic, compression="zstd", today=True)
     published(client, 300, 20)

@@ -23,6 +23,7 @@ class Died(Exception):
     """Simulates the death of the process."""
 
 
+@pytest.mark.usefixtures("adaptive")
 @pytest.mark.parametrize("fan_in", [3, pytest.param(FAN_IN, marks=pytest.mark.torture)])
 def test_messages_in_any_portions_with_repeats_make_the_tables_of_the_reference(spark, tmp_path, monkeypatch, fan_in):
     """Late and repeated events, dead letters, batches that overlap like those of a new query, and merges."""

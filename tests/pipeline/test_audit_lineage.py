@@ -128,6 +128,7 @@ def test_other_namespaces_and_runs_of_the_same_name_in_other_programs_cause_no_f
     assert [flow.source for _, flow in walk("b", FlowsAt(tmp_path, "other", "up"), "up")] == ["x"]
 
 
+@pytest.mark.usefixtures("adaptive")
 @pytest.mark.parametrize(("unknown", "depth"), [(False, None), (True, 2)])
 def test_flows_and_their_closure_as_tables_equal_those_of_the_reference(spark, tmp_path, unknown, depth):
     every = [

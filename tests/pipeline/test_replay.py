@@ -106,6 +106,7 @@ def without_originals(messages):
     return [(payload, {name: own[name] for name in kept if name in own}) for payload, own in messages]
 
 
+@pytest.mark.usefixtures("adaptive")
 def test_an_archive_is_replayed_in_order_with_its_original_ids(client, run, root, first):
     source = source_of(run, root)
     plans = Plans(source.files, source.folder)

@@ -80,6 +80,7 @@ def decisions_of(client: Client, rows: list[Row]) -> list[Decision]:
     return found
 
 
+@pytest.mark.usefixtures("adaptive")
 def test_the_figures_match_the_topics(client, run, tmp_path):
     wanted = ReportOptions(("orders", "parcels"), parquet=str(tmp_path / "tables"))
     topics = topics_of(run, wanted)

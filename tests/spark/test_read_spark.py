@@ -85,6 +85,7 @@ def test_times_are_the_same_in_every_session(spark, tables):
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
+@pytest.mark.usefixtures("adaptive")
 def test_partitions_are_read_in_parallel_and_order_by_id_is_that_of_the_topic(spark, tables):
     topic = tables.create("spark-parts")
     written = tables.publish_many(topic, 3000)

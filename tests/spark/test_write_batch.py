@@ -31,6 +31,7 @@ def refusal(frame, options: dict[str, str], mode: str = "append") -> str:
     return str(caught.value)
 
 
+@pytest.mark.usefixtures("adaptive")
 def test_all_rows_of_all_partitions_appear_once(spark, topics) -> None:
     topic = topics.create("all-rows")
     save(numbers(spark, 5_000), topics.options(topic, storeBatchSize=700))
