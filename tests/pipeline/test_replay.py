@@ -179,6 +179,16 @@ def test_a_column_that_only_one_of_the_files_has_is_published_from_that_file(spa
     assert told(client.read("again")) == [(b"0", {}), (b"1", {"routingKey": "key"})]
 
 
+@pytest.mark.parametrize("key", ["number", "key", "part", "chunk", "rows"])
+def test_rows_are_replayed_in_order_and_once_whatever_the_name_of_their_key(spark, client, daemon, tmp_path, key):
+    numbers = [*range(-5, 5)]
+    rows = spark.createDataFrame([(number, str(number)) for number in numbers], f"{key} long, payload string")
+    rows.repartition(2).write.parquet(str(tmp_path / "rows.parquet"))
+    words = ["--parquet", str(tmp_path / "rows.parquet"), "--order-by", key, "--into", "again", "--chunk-rows", "3"]
+    assert run_program(replay, [*words, "--url", url_of(daemon), "-n", client.namespace], "replay") == 0
+    assert [int(message.payload) for message in client.read("again")] == numbers
+
+
 def test_files_of_one_name_in_two_folders_are_two_replays(spark, client, daemon, tmp_path, capsys):
     def replay_of(folder, *more):
         words = ["--parquet", str(tmp_path / folder / "rows.parquet"), "--order-by", "number", "--into", "again"]
@@ -318,6 +328,7 @@ def next_to_spark(request):
     shutil.rmtree(rows)
 
 
+@pytest.mark.usefixtures("adaptive")
 def test_the_lines_of_the_page_run_from_top_to_bottom(spark, daemon, next_to_spark, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLAINSONG_URL", url_of(daemon))

@@ -165,10 +165,12 @@ def with_chunks(
     if with_originals and "message_id" in rows.columns:
         _check_attributes(_converted(rows, source.key, with_originals=True))
     # Each partition is a sorted range of keys, which is cut into chunks by counting; its last chunk may be smaller.
-    numbered = rows.select(source.key).orderBy(source.key).withColumn("number", sf.monotonically_increasing_id())
+    # The key is renamed first: under its own name it could be another of these columns.
+    keys = rows.select(sf.col(source.key).alias("key")).orderBy("key")
+    numbered = keys.withColumn("number", sf.monotonically_increasing_id())
     part = sf.shiftright("number", _ROW_BITS).alias("part")
     in_part = sf.floor(sf.col("number").bitwiseAND((1 << _ROW_BITS) - 1) / chunk_rows).alias("chunk")
-    cut = numbered.groupBy(part, in_part).agg(sf.min(source.key).alias("key"), sf.count(sf.lit(1)).alias("rows"))
+    cut = numbered.groupBy(part, in_part).agg(sf.min("key").alias("key"), sf.count(sf.lit(1)).alias("rows"))
     found = cut.orderBy("key").select(key_text("key", kind).alias("start"), "rows").collect()
     return replace(plan, chunks=tuple(ReplayChunk(row["start"], row["rows"]) for row in found))
 
