@@ -239,7 +239,8 @@ def test_an_operator_sees_the_copy_and_its_problems(tmp_path):
                 (copy,) = [check for check in told["checks"] if check["what"] == "second copy"]
                 assert copy["state"] == "ok"
                 assert f"s3://{BUCKET}/seen: epoch 1, 0 commits behind; a write takes " in copy["says"]
-                assert metrics_of(daemon)["plainsong_replication_put_duration_seconds_count"] >= 3
+                # Without those that the start made before it registered the metric.
+                assert metrics_of(daemon)["plainsong_replication_put_duration_seconds_count"] >= 1
                 server.close()
                 client.publish("orders", [b"x"])
                 eventually("the failure is seen", lambda: metrics_of(daemon)["plainsong_replication_failing"] == 1)
