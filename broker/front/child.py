@@ -78,7 +78,7 @@ class FrontEnd:
             try:
                 answer: dict[str, Any] = (await self._link.call("settings", None)).value
             except LinkBroken:  # the owning process has ended
-                nursery.cancel_scope.cancel()
+                nursery.cancel_scope.cancel()  # a task that remains would keep this process, and with it the port
                 return
             config = config_of(answer["settings"])
             logs = setup_logs(config.log, sys.stdout)

@@ -65,7 +65,7 @@ class Scene:
         """Kill the daemon while the command works: before the daemon's first answer, the command would rightly exit."""
         before = len(self.happened())
         self.publish(10)
-        eventually("an effect of this run", lambda: len(self.happened()) > before, PATIENCE_S)
+        self.until("an effect of this run", lambda: len(self.happened()) > before)
         port = self.daemon.address[1]
         self.daemon.kill()
         self.daemon = Daemon(self.daemon.data_dir, bind=f"127.0.0.1:{port}").start()
@@ -75,12 +75,16 @@ class Scene:
 
     def reached(self, count):
         """Wait until ``count`` different messages have had their effect."""
+        self.until(f"{count} effects", lambda: len(set(self.happened())) >= count)
+
+    def until(self, what, is_so):
+        """Wait for something that the running command does."""
 
         def has():
             assert self.process.poll() is None, f"the command ended with {self.process.returncode}"
-            return len(set(self.happened())) >= count
+            return is_so()
 
-        eventually(f"{count} effects", has, PATIENCE_S)
+        eventually(what, has, PATIENCE_S)
 
     def end(self):
         if self.process is not None:

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from plainsong import Client
+from plainsong.protocol.link import PREFACE
 from plainsong.protocol.requests import PollRequest
 from tests.daemon.harness import Daemon, DaemonEnded, eventually, free_port
 from tests.daemon.talk import ask, create, metric, poll_call, publish, read_all, topic_path
@@ -208,26 +209,22 @@ def test_a_front_end_whose_parent_has_already_ended_does_not_start():
 
 
 def test_a_front_end_whose_parent_ends_before_it_has_the_settings_ends_at_once():
-    """Otherwise it would keep the daemon's port until its alarm, and no daemon could start there."""
-    pairs = [socket.socketpair() for _ in range(2)]
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        numbers = [*(theirs.fileno() for _, theirs in pairs), listener.fileno()]
+    """Otherwise it keeps the daemon's port until its alarm: nothing answers there, and no daemon can start there."""
+    with ExitStack() as sockets, socket.create_server(("127.0.0.1", 0)) as listener:
+        (link, its_link), (handover, its_handover) = (
+            tuple(map(sockets.enter_context, socket.socketpair())) for _ in range(2)
+        )
+        numbers = [each.fileno() for each in (its_link, its_handover, listener)]
         command = [sys.executable, "-m", "broker.front", "front-1", *map(str, numbers)]
-        process = subprocess.Popen(command, pass_fds=numbers, stderr=subprocess.PIPE)
-        try:
-            for _, theirs in pairs:
-                theirs.close()
-            (link, _), (handover, _) = pairs
-            link.settimeout(PATIENCE_S)
-            assert link.recv(100)  # it has begun the link, and waits for the answer
-            link.close()
-            handover.close()
-            _, errors = process.communicate(timeout=PATIENCE_S)
-        finally:
-            process.kill()
-            process.wait()
-    assert process.returncode == 0  # its alarm would have ended it by SIGALRM
-    assert b"the owning process has ended" in errors
+        with subprocess.Popen(command, pass_fds=numbers) as process:
+            try:
+                link.settimeout(PATIENCE_S)
+                assert link.recv(len(PREFACE), socket.MSG_WAITALL) == PREFACE
+                for each in (its_link, its_handover, link, handover):
+                    each.close()
+                assert process.wait(PATIENCE_S) == 0
+            finally:
+                process.kill()
 
 
 def test_a_stuck_front_end_is_ended_by_its_alarm():
