@@ -27,7 +27,7 @@ from storage.leveldb.operations import ForgetDead, MarkDead, Pin, Replace, Seal,
 from storage.leveldb.row_writes import RowWrites
 from storage.leveldb.shipping import Handed, keys_of
 from storage.leveldb.view import PinnedView
-from storage.leveldb.volume import JOURNAL
+from storage.leveldb.volume import JOURNAL, note_dead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -384,9 +384,9 @@ class Committer:
         fresh = [part for start, stop in operation.ranges for part in current.dead[table].live_parts(start, stop)]
         following = current.burying(table, current.dead[table].added(operation.ranges))
         self._sets.put(following)
-        for start, stop in fresh:
-            for extent in current.newest.extents[table].overlapping(start, stop):
-                extent.remove_part(start, stop)
+        died = note_dead(current.newest.extents[table].overlapping, fresh, following.dead[table])
+        if died and table is Table.PAYLOAD:
+            current.newest.note_uncounted(len(fresh))
         # The keeper counts the volumes that are sealed by now; the newest was counted here.
         self._keeper.note_dead(following, table, fresh)
 

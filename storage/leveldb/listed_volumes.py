@@ -171,6 +171,7 @@ class ListedVolumes:
             # Rows may have died while it was written.
             self.touched.add(target)
             estimate_live(target, self._sets.current)
+            target.uncounted = sum(volume.uncounted for volume in sources)
         return operation.number
 
     def remove_gone(self) -> None:

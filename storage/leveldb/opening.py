@@ -14,6 +14,7 @@ import logging
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from plainsong.protocol.effects import Table
 from storage.base import StoreDamaged, Unreadable
 from storage.directory import DAMAGED_HINT, METADATA_NAME, opening_failed, sync_directory
 from storage.leveldb.engine.database import Database, Shape
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from plainsong.protocol.effects import Table
     from storage.leveldb.metadata import Metadata
     from storage.leveldb.open_databases import OpenDatabases
     from storage.leveldb.options import LevelDBOptions
@@ -127,12 +127,14 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
       StoreError: the journal cannot be read.
     """
     waiting: list[tuple[int, bytes]] = []
+    was_clean = volumes[-1].is_known
     for volume in volumes:
         is_newest = volume is volumes[-1]
         if not _is_known(volume, databases, is_newest=is_newest):
             with databases.lease(volume) as database:
                 for _ in volume.look_through(database):
                     pass
+            volume.uncounted = 1  # rows of dead ranges are among those that were counted
             if not is_newest:
                 save_index(volume)
         if is_newest:
@@ -156,6 +158,10 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
     found = VolumeSet.of(volumes, dead)
     for volume in volumes:
         estimate_live(volume, found)
+        payloads = volume.extents[Table.PAYLOAD].values()
+        is_partly_dead = any(dead[Table.PAYLOAD].dead_parts(each.first, each.last + b"\x00") for each in payloads)
+        # After an unclean end, an index may lack the ranges that died last.
+        volume.uncounted = int(is_partly_dead and (volume.uncounted > 0 or not was_clean))
     return found
 
 

@@ -10,7 +10,7 @@ from storage.base import Unreadable, rolled_back
 from storage.leveldb.keeper_thread import NotChanged
 from storage.leveldb.open_databases import VolumeDamaged
 from storage.leveldb.row_writes import RowWrites
-from storage.leveldb.volume import Volume, save_index
+from storage.leveldb.volume import Volume, note_dead, save_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -98,9 +98,12 @@ class SealedRows:
                 view.add_snapshot(volume, database.snapshot())
 
     def note_dead(self, volumes: VolumeSet, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> None:
-        for start, stop in ranges:
-            for extent in volumes.index[table].overlapping(start, stop):
-                extent.remove_part(start, stop)
-                present = self._listed.present(extent.volume)
-                if present is not None:
-                    self._listed.touched.add(present)
+        died = note_dead(volumes.index[table].overlapping, ranges, volumes.dead[table])
+        for volume in dict.fromkeys(extent.volume for extent in died):
+            present = self._listed.present(volume)
+            if present is None:
+                continue
+            self._listed.touched.add(present)
+            if table is Table.PAYLOAD and present.note_uncounted(len(ranges)):
+                # Otherwise the next start would take its rows for counted.
+                save_index(present)

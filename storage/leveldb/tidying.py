@@ -7,7 +7,9 @@ that none is left.
 A volume that is more than half dead is rewritten, together with neighbours that are too, as one volume. This happens
 slowly, and rows that change during the copy are changed again in the new volume. How much is dead is an estimate, so
 the rows are counted first: each rewrite leaves less than half, and nothing is rewritten again before more rows have
-died. The database of version 0.1 may be of any size: its dead rows are removed in place, as that version did.
+died. Of payloads there is no estimate: their volume is counted after one dead range of them, after four times as many,
+and so on, and once no more have died for a while. The database of version 0.1 may be of any size: its dead rows are
+removed in place, as that version did.
 
 All of this is work of the keeper's thread (``storage.leveldb.keeper``): other rows may change between two steps.
 """
@@ -45,6 +47,10 @@ log = logging.getLogger(__name__)
 REWRITE_BELOW = 0.5
 #: The database of version 0.1 may be too large to rewrite: below this live part, its dead rows are removed in place.
 SWEEP_BELOW = 0.8
+#: Steps of tidying without further dead payloads after which a volume is counted.
+QUIET_STEPS = 10
+#: Factor by which more payloads have to die before the next count of a volume, which reads all of it.
+COUNT_FACTOR = 4
 #: Time limit for the rewrites of one step of tidying; a rewrite that has begun is always finished.
 MAX_STEP_S = 20.0
 #: Pause after each piece, as a multiple of its duration: rewriting takes a third of a core and of the disk at most.
@@ -66,6 +72,7 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
         return 0  # the files of a dropped volume would stay until the last view ends
     removed = 0
     for volume in [each for each in keeper.volumes.sealed if each in keeper.listed.touched - keeper.listed.damaged]:
+        volume.quiet_steps += 1
         if keeper.is_unsent(volume):
             continue
         yield 0.0
@@ -81,7 +88,8 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
             yield from _drop(keeper, newest)
             removed += 1
     begun_s = time.monotonic()
-    while time.monotonic() < begun_s + MAX_STEP_S and (sources := (yield from _mostly_dead(keeper, options))):
+    until_s = begun_s + MAX_STEP_S
+    while time.monotonic() < until_s and (sources := (yield from _mostly_dead(keeper, options, until_s))):
         try:
             keeper.catch_up(sources)
             yield from rewrite(keeper, sources)
@@ -93,7 +101,7 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
         removed += len(sources) - 1
     for volume in keeper.volumes.sealed:
         if volume.large and volume.live_bytes < SWEEP_BELOW * volume.row_bytes:
-            yield from sweep(keeper, volume, begun_s + MAX_STEP_S)
+            yield from sweep(keeper, volume, until_s)
     current = keeper.volumes
     forget = [
         (table, start, stop)
@@ -169,7 +177,9 @@ def is_dead(keeper: Keeper, volume: Volume) -> bool:
     return True
 
 
-def _mostly_dead(keeper: Keeper, options: LevelDBOptions) -> Generator[float | None, None, list[Volume]]:
+def _mostly_dead(
+    keeper: Keeper, options: LevelDBOptions, until_s: float
+) -> Generator[float | None, None, list[Volume]]:
     """Return neighbours to rewrite as one, the oldest first; empty if there is no need."""
     found: list[Volume] = []
     live = 0.0
@@ -180,7 +190,7 @@ def _mostly_dead(keeper: Keeper, options: LevelDBOptions) -> Generator[float | N
     for volume in current.sealed:
         worth = volume in keeper.listed.touched and not volume.large and volume not in keeper.listed.damaged
         worth = worth and not keeper.is_unsent(volume)
-        worth = worth and (yield from _is_mostly_dead(keeper, volume))
+        worth = worth and (yield from _is_mostly_dead(keeper, volume, until_s))
         if worth and (not found or live + volume.live_bytes <= options.settings.volume_bytes):
             found.append(volume)
             live += volume.live_bytes
@@ -189,41 +199,64 @@ def _mostly_dead(keeper: Keeper, options: LevelDBOptions) -> Generator[float | N
     return found
 
 
-def _is_mostly_dead(keeper: Keeper, volume: Volume) -> Generator[float, None, bool]:
-    """True if most bytes of a volume are dead. Counts them if the estimate says so."""
+def _is_mostly_dead(keeper: Keeper, volume: Volume, until_s: float) -> Generator[float, None, bool]:
+    """True if most bytes of a volume are dead. Counts them if the estimate says so, or cannot tell."""
     # Before the count, so that rows that die during it cause another check.
     keeper.listed.touched.discard(volume)
-    if volume.live_bytes < REWRITE_BELOW * volume.row_bytes:
+    if volume.live_bytes < REWRITE_BELOW * volume.row_bytes or _is_unsure(volume, until_s):
         try:
             yield from _count_live(keeper, volume)
         except (StoreError, *FOREIGN) as error:
             failed = error if isinstance(error, StoreError) else call_failed(error, "counting rows")
             _leave_alone(keeper, [volume], failed)
             return False
+    if volume.uncounted:
+        keeper.listed.touched.add(volume)
     if volume.live_bytes >= REWRITE_BELOW * volume.row_bytes:
         return False
     keeper.listed.touched.add(volume)
     return True
 
 
+def _is_unsure(volume: Volume, until_s: float) -> bool:
+    """True if payloads died in a volume, and it is time to count what is left; False after ``until_s``."""
+    is_due = volume.uncounted >= volume.count_at or volume.quiet_steps > QUIET_STEPS
+    return volume.uncounted > 0 and is_due and time.monotonic() < until_s
+
+
 def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
     """Count the live bytes of a volume. Raises plyvel's errors, and StoreError."""
-    pauses = _Pauses()
+    known = volume.uncounted
     for table in TABLES:
-        extents = volume.extents[table]
-        counted: dict[Extent, int] = dict.fromkeys(extents.values(), 0)
-        before = {extent: extent.live for extent in counted}
-        with keeper.now().rows_of([volume], table) as rows:
-            every = iter(rows)
-            while some := list(islice(every, _PIECE_ROWS)):
-                for key, value in some:
-                    extent = extents.get(group_of(table, key)) or extents.get(b"")
-                    if extent is not None:
-                        counted[extent] += len(key) + len(value)
-                yield pauses.next()
-        for extent, size in counted.items():
-            # Minus the rows that died during the count.
-            extent.live = max(0.0, size - (before[extent] - extent.live))
+        before = {extent: extent.live for extent in volume.extents[table].values()}
+        try:
+            yield from _count_live_rows(keeper, volume, table)
+        except BaseException:
+            for extent, live in before.items():
+                extent.live = min(live, extent.live)
+            raise
+    volume.count_at = COUNT_FACTOR * max(1, known)
+    volume.uncounted -= known
+    save_index(volume)
+
+
+def _count_live_rows(keeper: Keeper, volume: Volume, table: Table) -> Generator[float, None, None]:
+    extents = volume.extents[table]
+    counted: dict[Extent, int] = dict.fromkeys(extents.values(), 0)
+    for extent in counted:
+        # So that its decrease shows which share of the rows dies during the count.
+        extent.live = float(extent.size)
+    pauses = _Pauses()
+    with keeper.now().rows_of([volume], table) as rows:
+        every = iter(rows)
+        while some := list(islice(every, _PIECE_ROWS)):
+            for key, value in some:
+                found = extents.get(group_of(table, key)) or extents.get(b"")
+                if found is not None:
+                    counted[found] += len(key) + len(value)
+            yield pauses.next()
+    for extent, size in counted.items():
+        extent.live *= size / max(1, extent.size)
 
 
 # --- rewriting --------------------------------------------------------------------------------------

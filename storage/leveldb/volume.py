@@ -30,10 +30,11 @@ from storage.leveldb.engine.packs import PACKED_TABLE
 from storage.leveldb.index import Groups, part_within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from plainsong.protocol.effects import Put
+    from storage.leveldb.index import DeadRanges
 
 log = logging.getLogger(__name__)
 #: The tables whose rows are in volumes.
@@ -114,9 +115,33 @@ class Extent:
         """Subtract the bytes of rows that were removed or died."""
         self.live = max(0.0, self.live - size)
 
-    def remove_part(self, start: bytes, stop: bytes) -> None:
-        """Subtract the rows of ``[start, stop)``, which died just now."""
-        self.remove(self.size * part_within(self.first, self.last, [(start, stop)]))
+    def note_dead(self, died: Iterable[tuple[bytes, bytes]], alive: Iterable[tuple[bytes, bytes]]) -> None:
+        """Subtract the rows of the ranges ``died``, which were alive until now; ``alive`` are those that still are.
+
+        ``live`` shrinks in proportion to the keys that were alive, not to all keys. So nothing is left when the last of
+        them die, even if a count found most of the bytes in a small range of keys.
+        """
+        if not (gone := part_within(self.first, self.last, died)):
+            return
+        left = part_within(self.first, self.last, alive)
+        self.live *= left / (gone + left)
+
+
+def note_dead(
+    overlapping: Callable[[bytes, bytes], Iterator[Extent]], died: Iterable[tuple[bytes, bytes]], dead: DeadRanges
+) -> list[Extent]:
+    """Subtract ranges that died just now from the live bytes of the extents that have rows there; return those extents.
+
+    Args:
+      dead: all dead ranges, with those that died just now.
+    """
+    found: dict[Extent, list[tuple[bytes, bytes]]] = {}
+    for part in died:
+        for extent in overlapping(*part):
+            found.setdefault(extent, []).append(part)
+    for extent, parts in found.items():
+        extent.note_dead(parts, dead.live_parts(extent.first, extent.last + b"\x00"))
+    return list(found)
 
 
 def extents_of_each(
@@ -169,6 +194,13 @@ class Volume:
     large: bool = False
     """True for the database of version 0.1."""
     extents: dict[Table, Extents] = field(default_factory=lambda: {table: Extents() for table in TABLES})
+    uncounted: int = 0
+    """Dead ranges of payloads since the rows were last counted. No estimate tells how many bytes they had, because
+    payloads of one publish are a tiny part of the keys, and far from those of the next. For its owner."""
+    count_at: int = 1
+    """The rows are counted again once ``uncounted`` is as large, or has not grown for a while."""
+    quiet_steps: int = 0
+    """Steps of tidying since ``uncounted`` last grew."""
     journal_first: int = 0
     """Number of its first journal entry, if it was written or read through since the start; else 0."""
     journal_last: int = 0
@@ -248,6 +280,12 @@ class Volume:
             extent.size += size
             extent.live += size
 
+    def note_uncounted(self, ranges: int) -> bool:
+        """Note dead ranges of payloads. For its owner. Returns True if there were none since the last count."""
+        self.uncounted += ranges
+        self.quiet_steps = 0
+        return self.uncounted == ranges
+
     def note_removed(self, rows: Sequence[tuple[Table, bytes]]) -> None:
         """Subtract rows that were removed one by one. For its owner."""
         keys: dict[Table, list[bytes]] = {}
@@ -296,6 +334,7 @@ class Volume:
             for table, extents in self.extents.items()
         }
         known = {"number": self.number, "journal_last": self.journal_last, "memory_bytes": self.memory_bytes}
+        known["uncounted"] = self.uncounted > 0
         noted = {**known, **_note_logs(self.path), **({"metadata": _note_logs(metadata)} if metadata else {})}
         content = json.dumps({**noted, "extents": groups}).encode()
         temporary = self.path.with_name(self.path.name + _INDEX_SUFFIX + ".tmp")
@@ -331,6 +370,7 @@ class Volume:
             if found["number"] != self.number:
                 return None
             self.journal_last, self.memory_bytes = int(found["journal_last"]), int(found["memory_bytes"])
+            self.uncounted = int(found.get("uncounted", True))  # earlier versions did not write it
             for table in TABLES:
                 for group, first, last, rows, size, live, *more in found["extents"][str(int(table))]:
                     # Earlier versions did not write ``packed`` and ``largest``, or only ``packed``.

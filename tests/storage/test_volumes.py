@@ -9,6 +9,7 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import plyvel
@@ -405,6 +406,129 @@ async def test_volumes_that_are_mostly_dead_are_rewritten_as_few(store, tmp_path
         await again.tidy()
         assert await everything(again) == []
         assert not any("." in name for name in folders(again))
+
+
+async def test_a_volume_is_rewritten_once_most_of_it_is_dead_however_its_rows_are_spread(store):
+    """A burst is a tiny part of a topic's keys, and most of its bytes: what a count found alive dies with it."""
+    other = generation_prefix(TopicName("ns", "other"), 1)
+    claim = await store.claim(NAME)
+    burst = [pack_position(1_000_000, number) for number in range(8)]
+    await store.write([message(0), message(0, prefix=other)], claim=claim)
+    for suffix in burst:
+        await store.write([Put(MESSAGE, PREFIX, [suffix], [b"v" * 100])], claim=claim)
+        await settled(store)
+    await fill(store, 1, 2_000_000)
+    assert volumes(store) == [1, 2]
+    await store.drop(MESSAGE, [(PREFIX, PREFIX + burst[0])])
+    assert await store.tidy() == 0
+    assert not any("." in name for name in folders(store))
+    await store.drop(MESSAGE, [(PREFIX + burst[0], key(1_000_001))])
+    await store.tidy()
+    assert "00000001.1" in folders(store)
+    assert [found for found, _ in await everything(store)] == [other + pack_position(0, 0), key(2_000_000)]
+
+
+async def test_rows_that_die_while_they_are_counted_do_not_count_as_alive(store, monkeypatch):
+    other = generation_prefix(TopicName("ns", "other"), 1)
+    claim = await store.claim(NAME)
+    await store.write([message(0), message(0, prefix=other)], claim=claim)
+    burst = [pack_position(1_000_000, number) for number in range(8)]
+    for suffix in burst:
+        await store.write([Put(MESSAGE, PREFIX, [suffix], [b"v" * 100])], claim=claim)
+        await settled(store)
+    await fill(store, 1, 2_000_000)
+    real, loop = tidying._count_live_rows, trio.lowlevel.current_trio_token()
+
+    def count_and_drop(keeper, volume, table):
+        yield next(counting := real(keeper, volume, table))
+        if table is MESSAGE:
+            monkeypatch.undo()
+            yield from paused_until(loop, partial(store.drop, MESSAGE, [(PREFIX + burst[0], key(1_000_001))]))
+        yield from counting
+
+    monkeypatch.setattr(tidying, "_count_live_rows", count_and_drop)
+    await store.drop(MESSAGE, [(PREFIX, PREFIX + burst[0])])
+    await store.tidy()
+    await store.tidy()
+    assert "00000001.1" in folders(store)
+
+
+def payloads(pointer: int) -> Put:
+    """Return rows that are stored under a pointer."""
+    suffixes = [pack_position(1_700_000_000_000, number) for number in range(4)]
+    return Put(PAYLOAD, PREFIX + pointer.to_bytes(8, "big"), suffixes, [b"p" * 40] * 4)
+
+
+def range_of(put: Put) -> tuple[bytes, bytes]:
+    return put.prefix + put.suffixes[0], put.prefix + put.suffixes[-1] + b"\x00"
+
+
+#: Write pointers of three transactions, a second apart.
+POINTERS = [1_795_000_000_000_000_000 + number * 1_000_000_000 for number in range(3)]
+
+
+async def store_payloads(store: LevelDBStore) -> list[Put]:
+    """Fill a volume with payloads of three transactions, and begin the next one."""
+    claim = await store.claim(NAME)
+    stored = [payloads(pointer) for pointer in POINTERS]
+    for put in stored:
+        await store.write([put], claim=claim)
+        await settled(store)
+    await fill(store, 2)
+    assert volumes(store) == [1, 2]
+    return stored
+
+
+@pytest.mark.parametrize("left", [0, 1])
+async def test_a_volume_of_payloads_that_are_dead_is_removed_or_rewritten(store, left):
+    """The payloads of one transaction are a tiny part of the keys between the first and the last transaction's."""
+    stored = await store_payloads(store)
+    for put in stored[left:]:
+        await store.drop(PAYLOAD, [range_of(put)])
+        await store.tidy()
+    for _ in range(tidying.QUIET_STEPS + 1):
+        await store.tidy()
+    assert {name for name in folders(store) if name.startswith("00000001")} == ({"00000001.1"} if left else set())
+    assert len(await everything(store, PAYLOAD)) == 4 * left
+
+
+async def test_a_volume_is_counted_a_few_times_however_often_payloads_die_in_it(store, monkeypatch):
+    counted: list[object] = []
+    real = tidying._count_live
+
+    def count(keeper, volume):
+        counted.append(volume)
+        return real(keeper, volume)
+
+    monkeypatch.setattr(tidying, "_count_live", count)
+    claim = await store.claim(NAME)
+    prefix = PREFIX + POINTERS[0].to_bytes(8, "big")
+    suffixes = [pack_position(1_700_000_000_000, number) for number in range(200)]
+    await store.write([Put(PAYLOAD, prefix, suffixes[:100], [b"p"] * 100)], claim=claim)
+    await settled(store)
+    await store.write([Put(PAYLOAD, prefix, suffixes[100:], [b"p"] * 100)], claim=claim)
+    await fill(store, 2)
+    for suffix in suffixes[:64]:
+        await store.drop(PAYLOAD, [(prefix + suffix, prefix + suffix + b"\x00")])
+        await store.tidy()
+    assert 2 <= len(counted) <= 4
+    for _ in range(3 * tidying.QUIET_STEPS):
+        await store.tidy()
+    assert len(counted) <= 5
+
+
+@pytest.mark.parametrize("ends", ["cleanly", "by a kill"])
+async def test_payloads_that_died_before_the_end_are_counted_after_the_next_start(tmp_path, monkeypatch, ends):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        stored = await store_payloads(store)
+        if ends == "by a kill":
+            # The keeper does not come to it.
+            monkeypatch.setattr(SealedRows, "note_dead", lambda *_: None)
+        await store.drop(PAYLOAD, [range_of(put) for put in stored])
+        copy = await copy_of(store, tmp_path / "copy")
+    async with await LevelDBStore.open(copy if ends == "by a kill" else tmp_path / "data", TINY) as store:
+        await store.tidy()
+        assert volumes(store) == [2]
 
 
 async def test_a_volume_in_which_each_topic_has_one_row_left_is_rewritten_once(tmp_path):
