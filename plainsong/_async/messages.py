@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 from plainsong import calls, publisher_queue, tracing
 from plainsong._async.producer import AsyncProducer
 from plainsong._async.publisher import AsyncPublisher
-from plainsong._async.read import AsyncReader, reading_in
+from plainsong._async.read import AsyncReader
+from plainsong._async.reading import reading_in
 from plainsong._async.transaction import AsyncTransactionContext, publish_in_one
 from plainsong.loading import load
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 from plainsong import calls, publisher_queue, tracing
 from plainsong._sync.producer import Producer
 from plainsong._sync.publisher import Publisher
-from plainsong._sync.read import Reader, reading_in
+from plainsong._sync.read import Reader
+from plainsong._sync.reading import reading_in
 from plainsong._sync.transaction import TransactionContext, publish_in_one
 from plainsong.loading import load
 from plainsong.messages import Origin, all_with_attributes, as_list, outgoing_request

@@ -74,7 +74,7 @@ def url_of_long_waits(both_clients: str, tmp_path_factory: pytest.TempPathFactor
         patched = stack.enter_context(pytest.MonkeyPatch.context())
         for client in ("_async", "_sync"):
             patched.setattr(f"plainsong.{client}.messages.MAX_WAIT_MS", LONG_WAIT_MS)
-            patched.setattr(f"plainsong.{client}.read.WAIT_MS", LONG_WAIT_MS)
+            patched.setattr(f"plainsong.{client}.reading.WAIT_MS", LONG_WAIT_MS)
         environ = {"PYTHONPATH": os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])}
         data = tmp_path_factory.mktemp("long-waits") / "data"
         yield url_of(stack.enter_context(Daemon(data, f"poll.max_wait_ms={LONG_WAIT_MS}", environ=environ)))

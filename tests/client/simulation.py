@@ -14,10 +14,11 @@ import trio
 
 from plainsong._async import delivery as async_delivery
 from plainsong._async import read as async_read
+from plainsong._async import reading as async_reading
 from plainsong._async import retry as async_retry
 from plainsong._async import transaction as async_transaction
 from plainsong._async import transaction_messages as async_messages
-from plainsong._sync import delivery, read, retry, transaction, transaction_messages
+from plainsong._sync import delivery, read, reading, retry, transaction, transaction_messages
 from plainsong.calls import Answer, Failure, Send
 from plainsong.settings import Settings
 
@@ -42,7 +43,7 @@ KINDS = {
         async_retry.AsyncChannel,
         async_delivery.AsyncDelivery,
         async_delivery.begin,
-        async_read.AsyncReading,
+        async_reading.AsyncReading,
         async_read.AsyncReader,
         async_transaction.AsyncTransactionContext,
         async_messages,
@@ -52,7 +53,7 @@ KINDS = {
         retry.Channel,
         delivery.Delivery,
         delivery.begin,
-        read.Reading,
+        reading.Reading,
         read.Reader,
         transaction.TransactionContext,
         transaction_messages,

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from plainsong._sync.read import REFRESH_S
+from plainsong._sync.tracks import REFRESH_S
 from plainsong.calls import Answer, Failure, Send
 from plainsong.errors import ConnectFailed, DeadlineExceeded
 from plainsong.positions import ServerPosition, read_plan

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plainsong._sync.read import UNAVAILABLE_S
+from plainsong._sync.reading import UNAVAILABLE_S
 from plainsong.calls import Answer, Failure, Send
 from plainsong.errors import DeadlineExceeded
 from plainsong.positions import PageBytes, ServerPosition
