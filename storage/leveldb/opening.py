@@ -127,14 +127,15 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
       StoreError: the journal cannot be read.
     """
     waiting: list[tuple[int, bytes]] = []
-    was_clean = volumes[-1].is_known
+    # After an unclean end it is unknown where payloads had died.
+    uncounted = volumes[-1].noted_uncounted if volumes[-1].is_known else None
     for volume in volumes:
         is_newest = volume is volumes[-1]
         if not _is_known(volume, databases, is_newest=is_newest):
             with databases.lease(volume) as database:
                 for _ in volume.look_through(database):
                     pass
-            volume.uncounted = 1  # rows of dead ranges are among those that were counted
+            volume.uncounted = 1  # the rows of dead ranges were read too
             if not is_newest:
                 save_index(volume)
         if is_newest:
@@ -160,8 +161,10 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
         estimate_live(volume, found)
         payloads = volume.extents[Table.PAYLOAD].values()
         is_partly_dead = any(dead[Table.PAYLOAD].dead_parts(each.first, each.last + b"\x00") for each in payloads)
-        # After an unclean end, an index may lack the ranges that died last.
-        volume.uncounted = int(is_partly_dead and (volume.uncounted > 0 or not was_clean))
+        if uncounted is None or volume.number in uncounted:
+            volume.uncounted = 1
+        if not is_partly_dead:
+            volume.uncounted = 0
     return found
 
 

@@ -104,6 +104,5 @@ class SealedRows:
             if present is None:
                 continue
             self._listed.touched.add(present)
-            if table is Table.PAYLOAD and present.note_uncounted(len(ranges)):
-                # Otherwise the next start would take its rows for counted.
-                save_index(present)
+            if table is Table.PAYLOAD:
+                present.note_uncounted(len(ranges))

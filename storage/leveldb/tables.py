@@ -210,7 +210,9 @@ class LevelDBTables:
         self.metadata.close()
         if is_known:
             try:
-                self.sets.current.newest.write_index(self._metadata_path)
+                current = self.sets.current
+                uncounted = [volume.number for volume in current.all if volume.uncounted]
+                current.newest.write_index(self._metadata_path, uncounted)
             except OSError as error:
                 _log_unknown(error)
 

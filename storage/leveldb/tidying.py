@@ -30,7 +30,7 @@ from storage.leveldb.index import DeadRanges, part_within
 from storage.leveldb.open_databases import VolumeDamaged
 from storage.leveldb.operations import ForgetDead, Seal
 from storage.leveldb.row_writes import RowWrites
-from storage.leveldb.volume import TABLES, Extent, Extents, Volume, group_of, save_index
+from storage.leveldb.volume import QUIET_STEPS, TABLES, Extent, Extents, Volume, group_of, save_index
 from storage.leveldb.volume_list import remove_volume
 
 if TYPE_CHECKING:
@@ -47,12 +47,15 @@ log = logging.getLogger(__name__)
 REWRITE_BELOW = 0.5
 #: The database of version 0.1 may be too large to rewrite: below this live part, its dead rows are removed in place.
 SWEEP_BELOW = 0.8
-#: Steps of tidying without further dead payloads after which a volume is counted.
-QUIET_STEPS = 10
+#: Each count after quiet steps doubles their number, up to this, so that a volume in which payloads die now and then is
+#: not read through each time.
+MOST_QUIET_STEPS = 128 * QUIET_STEPS
 #: Factor by which more payloads have to die before the next count of a volume, which reads all of it.
 COUNT_FACTOR = 4
 #: Time limit for the rewrites of one step of tidying; a rewrite that has begun is always finished.
 MAX_STEP_S = 20.0
+#: Time within a step for counts that only payloads require. The other volumes are counted in the next steps.
+COUNTING_S = 5.0
 #: Pause after each piece, as a multiple of its duration: rewriting takes a third of a core and of the disk at most.
 _PAUSE_FACTOR = 2.0
 _PIECE_ROWS = 500
@@ -89,7 +92,7 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
             removed += 1
     begun_s = time.monotonic()
     until_s = begun_s + MAX_STEP_S
-    while time.monotonic() < until_s and (sources := (yield from _mostly_dead(keeper, options, until_s))):
+    while time.monotonic() < until_s and (sources := (yield from _mostly_dead(keeper, options, begun_s + COUNTING_S))):
         try:
             keeper.catch_up(sources)
             yield from rewrite(keeper, sources)
@@ -137,6 +140,10 @@ def _leave_alone(keeper: Keeper, damaged: Sequence[Volume], error: StoreError) -
     """
     if not _is_damage(error):
         raise error
+    _exclude(keeper, damaged, error)
+
+
+def _exclude(keeper: Keeper, damaged: Sequence[Volume], error: StoreError) -> None:
     names = [volume.name for volume in damaged]
     log.error("volumes are damaged and not tidied", extra={"volumes": names, "why": error.detail})
     keeper.listed.damaged.update(damaged)
@@ -208,7 +215,8 @@ def _is_mostly_dead(keeper: Keeper, volume: Volume, until_s: float) -> Generator
             yield from _count_live(keeper, volume)
         except (StoreError, *FOREIGN) as error:
             failed = error if isinstance(error, StoreError) else call_failed(error, "counting rows")
-            _leave_alone(keeper, [volume], failed)
+            # A count has changed nothing, so the store need not be reopened for what cannot be read.
+            (_exclude if isinstance(failed, Unreadable) else _leave_alone)(keeper, [volume], failed)
             return False
     if volume.uncounted:
         keeper.listed.touched.add(volume)
@@ -220,7 +228,7 @@ def _is_mostly_dead(keeper: Keeper, volume: Volume, until_s: float) -> Generator
 
 def _is_unsure(volume: Volume, until_s: float) -> bool:
     """True if payloads died in a volume, and it is time to count what is left; False after ``until_s``."""
-    is_due = volume.uncounted >= volume.count_at or volume.quiet_steps > QUIET_STEPS
+    is_due = volume.uncounted >= volume.count_at or volume.quiet_steps > volume.count_after_steps
     return volume.uncounted > 0 and is_due and time.monotonic() < until_s
 
 
@@ -235,9 +243,11 @@ def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
             for extent, live in before.items():
                 extent.live = min(live, extent.live)
             raise
-    volume.count_at = COUNT_FACTOR * max(1, known)
     volume.uncounted -= known
-    save_index(volume)
+    if known >= volume.count_at:
+        volume.count_at = COUNT_FACTOR * known
+    elif known:
+        volume.count_after_steps = min(2 * volume.count_after_steps, MOST_QUIET_STEPS)
 
 
 def _count_live_rows(keeper: Keeper, volume: Volume, table: Table) -> Generator[float, None, None]:

@@ -46,6 +46,8 @@ AFTER_JOURNAL = b"\x01"
 MAX_COUNTED_BYTES = 512 * MIB
 #: A row's size in LevelDB's memory beyond its size in the log.
 MEMORY_ROW_BYTES = 36
+#: Steps of tidying without further dead payloads after which a volume is counted for the first time.
+QUIET_STEPS = 10
 #: From this number of keys on, first check if one extent has all of them.
 _MANY_KEYS = 8
 _INDEX_SUFFIX = ".index"
@@ -201,6 +203,10 @@ class Volume:
     """The rows are counted again once ``uncounted`` is as large, or has not grown for a while."""
     quiet_steps: int = 0
     """Steps of tidying since ``uncounted`` last grew."""
+    count_after_steps: int = QUIET_STEPS
+    """The rows are counted after more quiet steps than this."""
+    noted_uncounted: frozenset[int] | None = None
+    """Numbers of the volumes that had to be counted when this newest one was closed; None if that is not known."""
     journal_first: int = 0
     """Number of its first journal entry, if it was written or read through since the start; else 0."""
     journal_last: int = 0
@@ -280,11 +286,10 @@ class Volume:
             extent.size += size
             extent.live += size
 
-    def note_uncounted(self, ranges: int) -> bool:
-        """Note dead ranges of payloads. For its owner. Returns True if there were none since the last count."""
+    def note_uncounted(self, ranges: int) -> None:
+        """Note dead ranges of payloads. For its owner."""
         self.uncounted += ranges
         self.quiet_steps = 0
-        return self.uncounted == ranges
 
     def note_removed(self, rows: Sequence[tuple[Table, bytes]]) -> None:
         """Subtract rows that were removed one by one. For its owner."""
@@ -317,11 +322,12 @@ class Volume:
 
     # --- the index file ------------------------------------------------------------------------
 
-    def write_index(self, metadata: Path | None = None) -> None:
+    def write_index(self, metadata: Path | None = None, uncounted: Iterable[int] = ()) -> None:
         """Write the summary to the index file, so that the next start need not read the volume. Raises OSError.
 
         Args:
-          metadata: the folder of the metadata's database, at a clean stop: its logs are noted too.
+          metadata: the folder of the metadata's database, at a clean stop: its logs are noted too, and ``uncounted``.
+          uncounted: numbers of the volumes in which payloads have died since they were counted.
         """
         groups = {
             str(int(table)): [
@@ -334,8 +340,9 @@ class Volume:
             for table, extents in self.extents.items()
         }
         known = {"number": self.number, "journal_last": self.journal_last, "memory_bytes": self.memory_bytes}
-        known["uncounted"] = self.uncounted > 0
-        noted = {**known, **_note_logs(self.path), **({"metadata": _note_logs(metadata)} if metadata else {})}
+        noted: dict[str, object] = {**known, **_note_logs(self.path)}
+        if metadata is not None:
+            noted |= {"metadata": _note_logs(metadata), "uncounted": list(uncounted)}
         content = json.dumps({**noted, "extents": groups}).encode()
         temporary = self.path.with_name(self.path.name + _INDEX_SUFFIX + ".tmp")
         with temporary.open("wb") as file:
@@ -370,7 +377,8 @@ class Volume:
             if found["number"] != self.number:
                 return None
             self.journal_last, self.memory_bytes = int(found["journal_last"]), int(found["memory_bytes"])
-            self.uncounted = int(found.get("uncounted", True))  # earlier versions did not write it
+            if "uncounted" in found:  # earlier versions did not write it
+                self.noted_uncounted = frozenset(found["uncounted"])
             for table in TABLES:
                 for group, first, last, rows, size, live, *more in found["extents"][str(int(table))]:
                     # Earlier versions did not write ``packed`` and ``largest``, or only ``packed``.

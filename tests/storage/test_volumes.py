@@ -517,18 +517,32 @@ async def test_a_volume_is_counted_a_few_times_however_often_payloads_die_in_it(
     assert len(counted) <= 5
 
 
-@pytest.mark.parametrize("ends", ["cleanly", "by a kill"])
-async def test_payloads_that_died_before_the_end_are_counted_after_the_next_start(tmp_path, monkeypatch, ends):
-    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+@pytest.mark.parametrize("ends", ["cleanly", "by a kill", "by a kill, then cleanly"])
+async def test_payloads_that_died_before_the_end_are_counted_after_the_next_start(tmp_path, ends):
+    data = tmp_path / "data"
+    async with await LevelDBStore.open(data, TINY) as store:
         stored = await store_payloads(store)
-        if ends == "by a kill":
-            # The keeper does not come to it.
-            monkeypatch.setattr(SealedRows, "note_dead", lambda *_: None)
         await store.drop(PAYLOAD, [range_of(put) for put in stored])
-        copy = await copy_of(store, tmp_path / "copy")
-    async with await LevelDBStore.open(copy if ends == "by a kill" else tmp_path / "data", TINY) as store:
+        if ends != "cleanly":
+            data = await copy_of(store, tmp_path / "copy")
+    if ends == "by a kill, then cleanly":
+        async with await LevelDBStore.open(data, TINY):
+            pass
+    async with await LevelDBStore.open(data, TINY) as store:
         await store.tidy()
         assert volumes(store) == [2]
+
+
+async def test_after_a_clean_end_no_volume_is_read_through_whose_payloads_were_counted(tmp_path, monkeypatch):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        first, *_ = await store_payloads(store)
+        await store.drop(PAYLOAD, [range_of(first)])
+        await store.tidy()
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        monkeypatch.setattr(tidying, "_count_live", None)
+        for _ in range(2 * tidying.QUIET_STEPS):
+            await store.tidy()
+        assert volumes(store) == [1, 2]
 
 
 async def test_a_volume_in_which_each_topic_has_one_row_left_is_rewritten_once(tmp_path):
