@@ -1,15 +1,15 @@
 """Frees space: drops volumes whose rows are all dead, and rewrites volumes most of whose rows are dead.
 
 A row is dead if it is in a dead range or was removed. Dropping a volume removes it from the list, and removes its
-folder once no reader needs it. That reads and writes no rows, unless rows were removed one by one: then a scan confirms
-that none is left.
+folder once no reader needs it. That reads and writes no rows, unless rows were removed one by one, or payloads died:
+then a scan confirms that none is left.
 
 A volume that is more than half dead is rewritten, together with neighbours that are too, as one volume. This happens
 slowly, and rows that change during the copy are changed again in the new volume. How much is dead is an estimate, so
 the rows are counted first: each rewrite leaves less than half, and nothing is rewritten again before more rows have
 died. Of payloads there is no estimate: their volume is counted after one dead range of them, after four times as many,
 and so on, and once no more have died for a while. The database of version 0.1 may be of any size: its dead rows are
-removed in place, as that version did.
+removed in place, as that version did, except payloads, which stay until the whole database is dead.
 
 All of this is work of the keeper's thread (``storage.leveldb.keeper``): other rows may change between two steps.
 """
@@ -20,8 +20,10 @@ import logging
 import time
 from dataclasses import replace
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING
 
+from plainsong.protocol.effects import Table
 from storage.base import StoreError, StoreUnusable, Unreadable
 from storage.directory import sync_directory
 from storage.leveldb.engine.errors import FOREIGN, call_failed, without_folders
@@ -36,7 +38,6 @@ from storage.leveldb.volume_list import remove_volume
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
-    from plainsong.protocol.effects import Table
     from storage.leveldb.engine.database import Database
     from storage.leveldb.keeper import Keeper
     from storage.leveldb.operations import SetChange
@@ -79,9 +80,13 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
         if keeper.is_unsent(volume):
             continue
         yield 0.0
-        if _is_readable_and_dead(keeper, volume):
+        # The database of version 0.1 is not counted, but dropped once a look between its dead payloads finds none alive.
+        looks, known = volume.large and _is_unsure(volume, inf), volume.uncounted
+        if _is_readable_and_dead(keeper, volume, between_payloads=looks):
             yield from _drop(keeper, volume)
             removed += 1
+        elif looks:
+            _note_counted(volume, known)
     newest = keeper.volumes.newest
     if not newest.is_empty and not keeper.is_unsent(newest) and _is_readable_and_dead(keeper, newest):
         seal = Seal(newest)
@@ -125,9 +130,9 @@ def _drop(keeper: Keeper, volume: Volume) -> Generator[float | SetChange | None,
 # --- what is dead ---------------------------------------------------------------------------------
 
 
-def _is_readable_and_dead(keeper: Keeper, volume: Volume) -> bool:
+def _is_readable_and_dead(keeper: Keeper, volume: Volume, *, between_payloads: bool = False) -> bool:
     try:
-        return is_dead(keeper, volume)
+        return is_dead(keeper, volume, between_payloads=between_payloads)
     except StoreError as error:
         _leave_alone(keeper, [volume], error)
         return False
@@ -167,15 +172,20 @@ def _unreadable(keeper: Keeper, sources: Sequence[Volume]) -> list[Volume]:
     return found or list(sources)
 
 
-def is_dead(keeper: Keeper, volume: Volume) -> bool:
-    """True if no row of a volume is live. Raises StoreError."""
+def is_dead(keeper: Keeper, volume: Volume, *, between_payloads: bool = False) -> bool:
+    """True if no row of a volume is live. Raises StoreError.
+
+    Args:
+      between_payloads: look for live payloads between all dead ranges, whatever the estimate says.
+    """
     current, reads = keeper.volumes, keeper.now()
     for table in TABLES:
         for extent in volume.extents[table].values():
             parts = list(current.dead[table].live_parts(extent.first, extent.last + b"\x00"))
             if not parts:
                 continue
-            if extent.live * extent.rows > extent.size * 0.5:
+            is_estimated = not (between_payloads and table is Table.PAYLOAD)
+            if is_estimated and extent.live * extent.rows > extent.size * 0.5:
                 return False
             # The counts may be wrong if rows were removed one by one.
             for start, stop in parts:
@@ -243,6 +253,11 @@ def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
             for extent, live in before.items():
                 extent.live = min(live, extent.live)
             raise
+    _note_counted(volume, known)
+
+
+def _note_counted(volume: Volume, known: int) -> None:
+    """Note that ``known`` dead ranges of payloads need no further count, and when the next one is due."""
     volume.uncounted -= known
     if known >= volume.count_at:
         volume.count_at = COUNT_FACTOR * known

@@ -50,7 +50,7 @@ PLANTED = [
 QUICK_SEEDS = {
     "a_view_that_outlives_its_volume": 12,
     "a_change_of_what_is_being_replaced": 34,
-    "a_rewrite_that_misses_changes": 4,
+    "a_rewrite_that_misses_changes": 6,
     "a_checkpoint_that_forgets": 36,
     "a_wake_up_that_is_lost": 15,
     "a_loop_that_writes_while_the_thread_does": 7,

@@ -155,7 +155,7 @@ async def test_a_failure_next_to_commits_lets_nothing_be_written_until_the_store
         "discard": (SealedRows, "change"),
     }
 
-    def fail(*_):
+    def fail(*_, **__):
         raise StoreError("the disk says no")
 
     before = store._db
@@ -290,7 +290,7 @@ def test_a_dead_range_that_grows_before_it_is_forgotten_stays_dead(tables, tmp_p
 async def test_any_error_of_tidying_is_a_failure_of_the_store(store, monkeypatch):
     await fill(store, 10)
 
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("/var/lib/store/volumes/00000001: of any kind")
 
     with monkeypatch.context() as patched:
@@ -304,7 +304,7 @@ async def test_any_error_of_tidying_is_a_failure_of_the_store(store, monkeypatch
 
 @pytest.mark.parametrize(("part", "failing"), [(SealedRows, "note_dead"), (ListedVolumes, "make_next")])
 def test_any_error_in_the_keepers_thread_is_a_failure_of_the_store(tables, monkeypatch, part, failing):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("/var/lib/store/volumes/00000001: of any kind")
 
     written(tables, message(1))

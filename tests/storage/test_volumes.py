@@ -717,6 +717,21 @@ async def test_dead_rows_are_removed_from_the_large_volume_of_version_0_1(store)
         assert not large.path.exists()
 
 
+async def test_the_large_volume_of_version_0_1_is_dropped_when_its_payloads_are_dead_too(store):
+    stored = await store_payloads(store)
+    large = store._db.sets.current.all[0]
+    large.large = True
+    for put in stored[:-1]:
+        await store.drop(PAYLOAD, [range_of(put)])
+        await store.tidy()
+    assert large in store._db.sets.current.all
+    await store.drop(PAYLOAD, [range_of(stored[-1])])
+    for _ in range(tidying.QUIET_STEPS + 1):
+        await store.tidy()
+    assert volumes(store) == [2]
+    assert not large.path.exists()
+
+
 # --- views ------------------------------------------------------------------------------------------
 
 
