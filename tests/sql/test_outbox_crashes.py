@@ -52,12 +52,16 @@ class Harness:
         self.client.create_topic("orders")
         self.times: dict[int, tuple[int, int]] = {}
         self._first = 0
+        self.writers: list[Writer] = []
         self.relays = [self._relay(), self._relay()]
 
     def close(self) -> None:
         for relay in self.relays:
             relay.kill()
             relay.wait()
+        for writer in self.writers:  # an interrupted test has not ended its own
+            writer.process.kill()
+            writer.process.wait()
         self.client.close()
         self.daemon.end()
 
@@ -75,9 +79,10 @@ class Harness:
             self.server.check()
         self._first += 1_000_000
         said = self.home / f"writer{self._first}"
-        process = self._spawn(WRITER, self.database, str(self._first), said=said)
+        writer = Writer(self._spawn(WRITER, self.database, str(self._first), said=said), said)
+        self.writers.append(writer)
         eventually("it has committed", lambda: b"\n" in said.read_bytes())
-        return Writer(process, said)
+        return writer
 
     def kill(self, victim: str, writer: Writer) -> None:
         """Kill the victim; if it is a relay, the other relay continues."""
@@ -97,6 +102,7 @@ class Harness:
 
     def end(self, writer: Writer) -> None:
         """Kill a writer, and read all its output."""
+        self.writers.remove(writer)
         writer.process.kill()
         writer.process.wait()
         for line in writer.said.read_text().splitlines(keepends=True):
