@@ -304,7 +304,7 @@ async def test_any_error_of_tidying_is_a_failure_of_the_store(store, monkeypatch
 
 @pytest.mark.parametrize(("part", "failing"), [(SealedRows, "note_dead"), (ListedVolumes, "make_next")])
 def test_any_error_in_the_keepers_thread_is_a_failure_of_the_store(tables, monkeypatch, part, failing):
-    def fail(*_, **__):
+    def fail(*_):
         raise RuntimeError("/var/lib/store/volumes/00000001: of any kind")
 
     written(tables, message(1))

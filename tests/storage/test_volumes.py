@@ -408,46 +408,48 @@ async def test_volumes_that_are_mostly_dead_are_rewritten_as_few(store, tmp_path
         assert not any("." in name for name in folders(again))
 
 
-async def test_a_volume_is_rewritten_once_most_of_it_is_dead_however_its_rows_are_spread(store):
-    """A burst is a tiny part of a topic's keys, and most of its bytes: what a count found alive dies with it."""
+#: The keys of a burst of messages: a tiny part of those of its topic.
+BURST = [PREFIX + pack_position(1_000_000, number) for number in range(8)]
+
+
+async def store_burst(store: LevelDBStore) -> bytes:
+    """Fill a volume with an early message, a burst, and a message of another topic, whose prefix is returned."""
     other = generation_prefix(TopicName("ns", "other"), 1)
     claim = await store.claim(NAME)
-    burst = [pack_position(1_000_000, number) for number in range(8)]
     await store.write([message(0), message(0, prefix=other)], claim=claim)
-    for suffix in burst:
-        await store.write([Put(MESSAGE, PREFIX, [suffix], [b"v" * 100])], claim=claim)
+    for key_of_one in BURST:
+        await store.write([Put(MESSAGE, b"", [key_of_one], [b"v" * 100])], claim=claim)
         await settled(store)
     await fill(store, 1, 2_000_000)
     assert volumes(store) == [1, 2]
-    await store.drop(MESSAGE, [(PREFIX, PREFIX + burst[0])])
+    return other
+
+
+async def test_a_volume_is_rewritten_once_most_of_it_is_dead_however_its_rows_are_spread(store):
+    """A burst is a tiny part of a topic's keys, and most of its bytes: what a count found alive dies with it."""
+    other = await store_burst(store)
+    await store.drop(MESSAGE, [(PREFIX, BURST[0])])
     assert await store.tidy() == 0
     assert not any("." in name for name in folders(store))
-    await store.drop(MESSAGE, [(PREFIX + burst[0], key(1_000_001))])
+    await store.drop(MESSAGE, [(BURST[0], key(1_000_001))])
     await store.tidy()
     assert "00000001.1" in folders(store)
     assert [found for found, _ in await everything(store)] == [other + pack_position(0, 0), key(2_000_000)]
 
 
 async def test_rows_that_die_while_they_are_counted_do_not_count_as_alive(store, monkeypatch):
-    other = generation_prefix(TopicName("ns", "other"), 1)
-    claim = await store.claim(NAME)
-    await store.write([message(0), message(0, prefix=other)], claim=claim)
-    burst = [pack_position(1_000_000, number) for number in range(8)]
-    for suffix in burst:
-        await store.write([Put(MESSAGE, PREFIX, [suffix], [b"v" * 100])], claim=claim)
-        await settled(store)
-    await fill(store, 1, 2_000_000)
+    await store_burst(store)
     real, loop = tidying._count_live_rows, trio.lowlevel.current_trio_token()
 
     def count_and_drop(keeper, volume, table):
         yield next(counting := real(keeper, volume, table))
         if table is MESSAGE:
             monkeypatch.undo()
-            yield from paused_until(loop, partial(store.drop, MESSAGE, [(PREFIX + burst[0], key(1_000_001))]))
+            yield from paused_until(loop, partial(store.drop, MESSAGE, [(BURST[0], key(1_000_001))]))
         yield from counting
 
     monkeypatch.setattr(tidying, "_count_live_rows", count_and_drop)
-    await store.drop(MESSAGE, [(PREFIX, PREFIX + burst[0])])
+    await store.drop(MESSAGE, [(PREFIX, BURST[0])])
     await store.tidy()
     await store.tidy()
     assert "00000001.1" in folders(store)
