@@ -386,7 +386,7 @@ class Committer:
         self._sets.put(following)
         died = note_dead(current.newest.extents[table].overlapping, fresh, following.dead[table])
         if died and table is Table.PAYLOAD:
-            current.newest.note_uncounted(len(fresh))
+            current.newest.note_uncounted(died[current.newest])
         # The keeper counts the volumes that are sealed by now; the newest was counted here.
         self._keeper.note_dead(following, table, fresh)
 

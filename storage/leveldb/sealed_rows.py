@@ -98,11 +98,10 @@ class SealedRows:
                 view.add_snapshot(volume, database.snapshot())
 
     def note_dead(self, volumes: VolumeSet, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> None:
-        died = note_dead(volumes.index[table].overlapping, ranges, volumes.dead[table])
-        for volume in dict.fromkeys(extent.volume for extent in died):
+        for volume, died in note_dead(volumes.index[table].overlapping, ranges, volumes.dead[table]).items():
             present = self._listed.present(volume)
             if present is None:
                 continue
             self._listed.touched.add(present)
             if table is Table.PAYLOAD:
-                present.note_uncounted(len(ranges))
+                present.note_uncounted(died)

@@ -60,6 +60,8 @@ COUNTING_S = 5.0
 #: Pause after each piece, as a multiple of its duration: rewriting takes a third of a core and of the disk at most.
 _PAUSE_FACTOR = 2.0
 _PIECE_ROWS = 500
+#: Parts between dead ranges that are searched at a time for a live row: each is a seek in the database.
+_PIECE_PARTS = 100
 #: Rows of about this many bytes are removed from the database of version 0.1 before LevelDB compacts around them, in
 #: one call that blocks the keeper.
 SWEPT_BYTES = 16 << 20
@@ -80,19 +82,15 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
         if keeper.is_unsent(volume):
             continue
         yield 0.0
-        # The database of version 0.1 is not counted, but dropped once a look between its dead payloads finds none alive.
-        looks, known = volume.large and _is_unsure(volume, inf), volume.uncounted
-        if _is_readable_and_dead(keeper, volume, between_payloads=looks):
+        if (yield from _is_readable_and_dead(keeper, volume)):
             yield from _drop(keeper, volume)
             removed += 1
-        elif looks:
-            _note_counted(volume, known)
     newest = keeper.volumes.newest
-    if not newest.is_empty and not keeper.is_unsent(newest) and _is_readable_and_dead(keeper, newest):
+    if not newest.is_empty and not keeper.is_unsent(newest) and (yield from _is_readable_and_dead(keeper, newest)):
         seal = Seal(newest)
         yield seal
         yield 0.0
-        if seal.error is None and _is_readable_and_dead(keeper, newest):
+        if seal.error is None and (yield from _is_readable_and_dead(keeper, newest)):
             yield from _drop(keeper, newest)
             removed += 1
     begun_s = time.monotonic()
@@ -102,7 +100,7 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
             keeper.catch_up(sources)
             yield from rewrite(keeper, sources)
         except StoreError as error:
-            if not _is_damage(error):
+            if not (isinstance(error, VolumeDamaged) or "Corruption" in error.detail):
                 raise
             _leave_alone(keeper, _unreadable(keeper, sources), error)
             continue
@@ -130,32 +128,25 @@ def _drop(keeper: Keeper, volume: Volume) -> Generator[float | SetChange | None,
 # --- what is dead ---------------------------------------------------------------------------------
 
 
-def _is_readable_and_dead(keeper: Keeper, volume: Volume, *, between_payloads: bool = False) -> bool:
+def _is_readable_and_dead(keeper: Keeper, volume: Volume) -> Generator[float, None, bool]:
+    # The database of version 0.1 is not counted, but dropped once a look between its dead payloads finds none alive.
+    looks, known = volume.large and _is_unsure(volume, inf), volume.uncounted
     try:
-        return is_dead(keeper, volume, between_payloads=between_payloads)
-    except StoreError as error:
+        alive = yield from first_live_table(keeper, volume, between_payloads=looks)
+    except Unreadable as error:
+        # Looking has changed nothing, so the store need not be reopened.
         _leave_alone(keeper, [volume], error)
         return False
+    if looks and alive is Table.PAYLOAD:
+        _note_counted(volume, known)
+    return alive is None
 
 
 def _leave_alone(keeper: Keeper, damaged: Sequence[Volume], error: StoreError) -> None:
-    """Exclude volumes with unreadable rows from tidying: they are kept for an operator.
-
-    Raises ``error`` if it is not about damage.
-    """
-    if not _is_damage(error):
-        raise error
-    _exclude(keeper, damaged, error)
-
-
-def _exclude(keeper: Keeper, damaged: Sequence[Volume], error: StoreError) -> None:
+    """Exclude volumes with unreadable rows from tidying: they are kept for an operator."""
     names = [volume.name for volume in damaged]
     log.error("volumes are damaged and not tidied", extra={"volumes": names, "why": error.detail})
     keeper.listed.damaged.update(damaged)
-
-
-def _is_damage(error: StoreError) -> bool:
-    return isinstance(error, VolumeDamaged) or "Corruption" in error.detail
 
 
 def _unreadable(keeper: Keeper, sources: Sequence[Volume]) -> list[Volume]:
@@ -172,26 +163,33 @@ def _unreadable(keeper: Keeper, sources: Sequence[Volume]) -> list[Volume]:
     return found or list(sources)
 
 
-def is_dead(keeper: Keeper, volume: Volume, *, between_payloads: bool = False) -> bool:
-    """True if no row of a volume is live. Raises StoreError.
+def first_live_table(
+    keeper: Keeper, volume: Volume, *, between_payloads: bool = False
+) -> Generator[float, None, Table | None]:
+    """Return the first table that has live rows in a volume; None if all its rows are dead. Raises StoreError.
+
+    Rows of a sealed volume only die. So what was found dead stays dead while the rest is looked at.
 
     Args:
       between_payloads: look for live payloads between all dead ranges, whatever the estimate says.
     """
     current, reads = keeper.volumes, keeper.now()
+    pauses = _Pauses()
     for table in TABLES:
-        for extent in volume.extents[table].values():
+        for extent in list(volume.extents[table].values()):
             parts = list(current.dead[table].live_parts(extent.first, extent.last + b"\x00"))
             if not parts:
                 continue
             is_estimated = not (between_payloads and table is Table.PAYLOAD)
             if is_estimated and extent.live * extent.rows > extent.size * 0.5:
-                return False
+                return table
             # The counts may be wrong if rows were removed one by one.
-            for start, stop in parts:
+            for at, (start, stop) in enumerate(parts, 1):
                 if reads.first_in(volume, table, start, stop) is not None:
-                    return False
-    return True
+                    return table
+                if at % _PIECE_PARTS == 0:
+                    yield pauses.next()
+    return None
 
 
 def _mostly_dead(
@@ -225,8 +223,9 @@ def _is_mostly_dead(keeper: Keeper, volume: Volume, until_s: float) -> Generator
             yield from _count_live(keeper, volume)
         except (StoreError, *FOREIGN) as error:
             failed = error if isinstance(error, StoreError) else call_failed(error, "counting rows")
-            # A count has changed nothing, so the store need not be reopened for what cannot be read.
-            (_exclude if isinstance(failed, Unreadable) else _leave_alone)(keeper, [volume], failed)
+            if not isinstance(failed, Unreadable):
+                raise failed from error
+            _leave_alone(keeper, [volume], failed)
             return False
     if volume.uncounted:
         keeper.listed.touched.add(volume)
@@ -246,14 +245,10 @@ def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
     """Count the live bytes of a volume. Raises plyvel's errors, and StoreError."""
     known = volume.uncounted
     for table in TABLES:
-        before = {extent: extent.live for extent in volume.extents[table].values()}
-        try:
-            yield from _count_live_rows(keeper, volume, table)
-        except BaseException:
-            for extent, live in before.items():
-                extent.live = min(live, extent.live)
-            raise
+        yield from _count_live_rows(keeper, volume, table)
     _note_counted(volume, known)
+    # A clean stop notes which volumes have to be counted, and the next start must find what was counted in this one.
+    save_index(volume)
 
 
 def _note_counted(volume: Volume, known: int) -> None:
@@ -261,7 +256,7 @@ def _note_counted(volume: Volume, known: int) -> None:
     volume.uncounted -= known
     if known >= volume.count_at:
         volume.count_at = COUNT_FACTOR * known
-    elif known:
+    elif known and volume.quiet_steps > volume.count_after_steps:
         volume.count_after_steps = min(2 * volume.count_after_steps, MOST_QUIET_STEPS)
 
 
@@ -269,8 +264,7 @@ def _count_live_rows(keeper: Keeper, volume: Volume, table: Table) -> Generator[
     extents = volume.extents[table]
     counted: dict[Extent, int] = dict.fromkeys(extents.values(), 0)
     for extent in counted:
-        # So that its decrease shows which share of the rows dies during the count.
-        extent.live = float(extent.size)
+        extent.kept = 1.0
     pauses = _Pauses()
     with keeper.now().rows_of([volume], table) as rows:
         every = iter(rows)
@@ -281,7 +275,8 @@ def _count_live_rows(keeper: Keeper, volume: Volume, table: Table) -> Generator[
                     counted[found] += len(key) + len(value)
             yield pauses.next()
     for extent, size in counted.items():
-        extent.live *= size / max(1, extent.size)
+        # Without what has died during the count.
+        extent.live = size * extent.kept
 
 
 # --- rewriting --------------------------------------------------------------------------------------

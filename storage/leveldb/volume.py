@@ -15,6 +15,7 @@ import logging
 import os
 import zlib
 from bisect import insort
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
@@ -108,14 +109,18 @@ class Extent:
     """True if some rows may be in packs."""
     largest: int = 0
     """Size of the largest value outside packs; 0 if no bound is known."""
+    kept: float = 1.0
+    """Estimated share of the bytes that has not been removed or died since a count of the rows began. For the volume's
+    owner."""
 
     def overlaps(self, start: bytes, stop: bytes) -> bool:
         """True if it may have rows of ``[start, stop)``."""
         return self.first < stop and self.last >= start
 
     def remove(self, size: float) -> None:
-        """Subtract the bytes of rows that were removed or died."""
+        """Subtract the bytes of rows that were removed."""
         self.live = max(0.0, self.live - size)
+        self.kept = max(0.0, self.kept - size / max(1, self.size))
 
     def note_dead(self, died: Iterable[tuple[bytes, bytes]], alive: Iterable[tuple[bytes, bytes]]) -> None:
         """Subtract the rows of the ranges ``died``, which were alive until now; ``alive`` are those that still are.
@@ -126,16 +131,20 @@ class Extent:
         if not (gone := part_within(self.first, self.last, died)):
             return
         left = part_within(self.first, self.last, alive)
-        self.live *= left / (gone + left)
+        share = left / (gone + left)
+        self.live *= share
+        self.kept *= share
 
 
 def note_dead(
     overlapping: Callable[[bytes, bytes], Iterator[Extent]], died: Iterable[tuple[bytes, bytes]], dead: DeadRanges
-) -> list[Extent]:
-    """Subtract ranges that died just now from the live bytes of the extents that have rows there; return those extents.
+) -> dict[Volume, int]:
+    """Subtract ranges that died just now from the live bytes of the extents that have rows there.
 
     Args:
       dead: all dead ranges, with those that died just now.
+    Returns:
+      The number of those ranges in each volume that has some of them.
     """
     found: dict[Extent, list[tuple[bytes, bytes]]] = {}
     for part in died:
@@ -143,7 +152,10 @@ def note_dead(
             found.setdefault(extent, []).append(part)
     for extent, parts in found.items():
         extent.note_dead(parts, dead.live_parts(extent.first, extent.last + b"\x00"))
-    return list(found)
+    ranges: Counter[Volume] = Counter()
+    for extent, parts in found.items():
+        ranges[extent.volume] += len(parts)
+    return ranges
 
 
 def extents_of_each(

@@ -150,7 +150,7 @@ async def test_a_failure_next_to_commits_lets_nothing_be_written_until_the_store
         "discard": lambda: store.discard(MESSAGE, [key(25)]),
     }
     places = {
-        "tidy": (tidying, "is_dead"),
+        "tidy": (tidying, "first_live_table"),
         "reclaim": (LevelDBTables, "compact"),
         "discard": (SealedRows, "change"),
     }
@@ -294,7 +294,7 @@ async def test_any_error_of_tidying_is_a_failure_of_the_store(store, monkeypatch
         raise RuntimeError("/var/lib/store/volumes/00000001: of any kind")
 
     with monkeypatch.context() as patched:
-        patched.setattr(tidying, "is_dead", fail)
+        patched.setattr(tidying, "first_live_table", fail)
         with pytest.raises(StoreError, match=r"the store's upkeep: RuntimeError\('00000001: of any kind'\)"):
             await store.tidy()
     assert store._db.keeper.thread.failed.__traceback__ is None

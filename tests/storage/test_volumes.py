@@ -22,10 +22,11 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, payload_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import decode_row
-from storage.base import StoreDamaged, StoreError, StoreUnusable, read_rows
+from storage.base import StoreDamaged, StoreError, StoreUnusable, Unreadable, read_rows
 from storage.leveldb import LevelDBStore, listed_volumes, opening, tidying
 from storage.leveldb.engine.database import Database
 from storage.leveldb.keeper_thread import Stopped
+from storage.leveldb.reads import VolumeReads
 from storage.leveldb.sealed_rows import SealedRows
 from storage.leveldb.volume import Volume, index_path
 from storage.leveldb.volume_list import MAX_PAUSES_S, STEP_BYTES, ListUnknown, remove_slowly, write_list
@@ -547,6 +548,42 @@ async def test_after_a_clean_end_no_volume_is_read_through_whose_payloads_were_c
         assert volumes(store) == [1, 2]
 
 
+async def test_what_a_count_found_is_known_after_a_stop_before_the_rewrite(tmp_path, monkeypatch):
+    def stop(*_):
+        raise Stopped("the store is being closed")
+
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        _, *others = await store_payloads(store)
+        await store.drop(PAYLOAD, [range_of(put) for put in others])
+        monkeypatch.setattr(tidying, "rewrite", stop)
+        with pytest.raises(Stopped):
+            await store.tidy()
+        monkeypatch.undo()
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await store.tidy()
+        assert "00000001.1" in folders(store)
+        assert len(await everything(store, PAYLOAD)) == 4
+
+
+async def test_a_volume_that_cannot_be_read_when_its_dead_rows_are_looked_for_is_left_alone(store, monkeypatch, caplog):
+    await fill(store, 40)
+    first = store._db.sets.current.all[0]
+    real = VolumeReads.first_in
+
+    def fail(reads, volume, *part):
+        if volume is first:
+            raise Unreadable("scanning: IO error: Input/output error")
+        return real(reads, volume, *part)
+
+    monkeypatch.setattr(VolumeReads, "first_in", fail)
+    await store.discard(MESSAGE, [key(number) for number in range(20)])
+    await store.tidy()
+    assert first in store._db.sets.current.all
+    assert first.number + 1 not in volumes(store)
+    assert caplog.messages.count("volumes are damaged and not tidied") == 1
+    assert len(await everything(store)) == 20
+
+
 async def test_a_volume_in_which_each_topic_has_one_row_left_is_rewritten_once(tmp_path):
     kept = [generation_prefix(TopicName("ns", name), 1) for name in ("one", "two")]
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
@@ -732,6 +769,43 @@ async def test_the_large_volume_of_version_0_1_is_dropped_when_its_payloads_are_
         await store.tidy()
     assert volumes(store) == [2]
     assert not large.path.exists()
+
+
+async def test_the_large_volume_of_version_0_1_stays_until_the_last_message_or_payload_in_it_is_dead(
+    store, monkeypatch
+):
+    monkeypatch.setattr(tidying, "_PIECE_PARTS", 1)
+    other = generation_prefix(TopicName("ns", "other"), 1)
+    await store.write([message(0, prefix=other)], claim=await store.claim(NAME))
+    await settled(store)
+    first, between, last = await store_payloads(store)
+    large = store._db.sets.current.all[0]
+    large.large = True
+    await store.drop(MESSAGE, [(other, stop_after(other))])
+    await store.drop(PAYLOAD, [range_of(first), range_of(last)])
+    await store.tidy()
+    assert large in store._db.sets.current.all
+    assert len(await everything(store, PAYLOAD)) == 4
+    await store.drop(PAYLOAD, [range_of(between)])
+    for _ in range(tidying.QUIET_STEPS + 1):
+        await store.tidy()
+    assert volumes(store) == [2]
+
+
+async def test_the_large_volume_of_version_0_1_is_dropped_when_a_message_outlives_its_payloads(store):
+    other = generation_prefix(TopicName("ns", "other"), 1)
+    await store.write([message(0, prefix=other)], claim=await store.claim(NAME))
+    await settled(store)
+    stored = await store_payloads(store)
+    large = store._db.sets.current.all[0]
+    large.large = True
+    await store.drop(PAYLOAD, [range_of(put) for put in stored])
+    for _ in range(tidying.QUIET_STEPS + 1):
+        await store.tidy()
+    assert large in store._db.sets.current.all
+    await store.drop(MESSAGE, [(other, stop_after(other))])
+    await store.tidy()
+    assert volumes(store) == [2]
 
 
 # --- views ------------------------------------------------------------------------------------------
