@@ -127,15 +127,17 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
       StoreError: the journal cannot be read.
     """
     waiting: list[tuple[int, bytes]] = []
-    # After an unclean end it is unknown where payloads had died.
+    # After an unclean end it is unknown where payloads had died since a count.
     uncounted = volumes[-1].noted_uncounted if volumes[-1].is_known else None
+    unread = set()
     for volume in volumes:
         is_newest = volume is volumes[-1]
         if not _is_known(volume, databases, is_newest=is_newest):
             with databases.lease(volume) as database:
                 for _ in volume.look_through(database):
                     pass
-            volume.uncounted = 1  # the rows of dead ranges were read too
+            unread.add(volume)
+            volume.has_removals = False
             if not is_newest:
                 save_index(volume)
         if is_newest:
@@ -161,10 +163,10 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
         estimate_live(volume, found)
         payloads = volume.extents[Table.PAYLOAD].values()
         is_partly_dead = any(dead[Table.PAYLOAD].dead_parts(each.first, each.last + b"\x00") for each in payloads)
-        if uncounted is None or volume.number in uncounted:
-            volume.uncounted = 1
-        if not is_partly_dead:
-            volume.uncounted = 0
+        # Where a volume was read through for its summary, the rows of dead ranges were counted too.
+        is_unsure = is_partly_dead and (uncounted is None or volume in unread)
+        is_noted = uncounted is not None and volume.number in uncounted
+        volume.uncounted = int(is_unsure or is_noted or volume.has_removals)
     return found
 
 

@@ -8,8 +8,9 @@ A volume that is more than half dead is rewritten, together with neighbours that
 slowly, and rows that change during the copy are changed again in the new volume. How much is dead is an estimate, so
 the rows are counted first: each rewrite leaves less than half, and nothing is rewritten again before more rows have
 died. Of payloads there is no estimate: their volume is counted after one dead range of them, after four times as many,
-and so on, and once no more have died for a while. The database of version 0.1 may be of any size: its dead rows are
-removed in place, as that version did, except payloads, which stay until the whole database is dead.
+and so on, and once no more have died for a while. Nor is there one of rows that were removed one by one before the
+volume was sealed, or before the last start: it is counted once. The database of version 0.1 may be of any size: its
+dead rows are removed in place, as that version did, except payloads, which stay until the whole database is dead.
 
 All of this is work of the keeper's thread (``storage.leveldb.keeper``): other rows may change between two steps.
 """
@@ -86,11 +87,13 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
             yield from _drop(keeper, volume)
             removed += 1
     newest = keeper.volumes.newest
-    if not newest.is_empty and not keeper.is_unsent(newest) and (yield from _is_readable_and_dead(keeper, newest)):
+    if _may_be_dropped(keeper, newest) and (yield from _is_readable_and_dead(keeper, newest)):
         seal = Seal(newest)
         yield seal
         yield 0.0
-        if seal.error is None and (yield from _is_readable_and_dead(keeper, newest)):
+        is_dead = seal.error is None and (yield from _is_readable_and_dead(keeper, newest))
+        # Commits until it was sealed may have added to the journal in it.
+        if is_dead and not keeper.is_unsent(newest):
             yield from _drop(keeper, newest)
             removed += 1
     begun_s = time.monotonic()
@@ -106,7 +109,7 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
             continue
         removed += len(sources) - 1
     for volume in keeper.volumes.sealed:
-        if volume.large and volume.live_bytes < SWEEP_BELOW * volume.row_bytes:
+        if volume.large and volume not in keeper.listed.damaged and volume.live_bytes < SWEEP_BELOW * volume.row_bytes:
             yield from sweep(keeper, volume, until_s)
     current = keeper.volumes
     forget = [
@@ -118,6 +121,11 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
     if forget:
         yield ForgetDead(forget)
     return removed
+
+
+def _may_be_dropped(keeper: Keeper, newest: Volume) -> bool:
+    """True unless the newest volume has no rows, or must be kept."""
+    return not (newest.is_empty or newest in keeper.listed.damaged or keeper.is_unsent(newest))
 
 
 def _drop(keeper: Keeper, volume: Volume) -> Generator[float | SetChange | None, None, None]:
@@ -168,15 +176,16 @@ def first_live_table(
 ) -> Generator[float, None, Table | None]:
     """Return the first table that has live rows in a volume; None if all its rows are dead. Raises StoreError.
 
-    Rows of a sealed volume only die. So what was found dead stays dead while the rest is looked at.
+    Rows of a sealed volume only die, so what was found dead stays dead while the rest is looked at. The newest volume
+    may get rows meanwhile: it must be looked at again once it is sealed.
 
     Args:
       between_payloads: look for live payloads between all dead ranges, whatever the estimate says.
     """
     current, reads = keeper.volumes, keeper.now()
-    pauses = _Pauses()
+    pauses, searched = _Pauses(), 0
     for table in TABLES:
-        for extent in list(volume.extents[table].values()):
+        for extent in volume.extents[table].values():
             parts = list(current.dead[table].live_parts(extent.first, extent.last + b"\x00"))
             if not parts:
                 continue
@@ -184,10 +193,11 @@ def first_live_table(
             if is_estimated and extent.live * extent.rows > extent.size * 0.5:
                 return table
             # The counts may be wrong if rows were removed one by one.
-            for at, (start, stop) in enumerate(parts, 1):
+            for start, stop in parts:
                 if reads.first_in(volume, table, start, stop) is not None:
                     return table
-                if at % _PIECE_PARTS == 0:
+                searched += 1
+                if searched % _PIECE_PARTS == 0:
                     yield pauses.next()
     return None
 
@@ -221,11 +231,8 @@ def _is_mostly_dead(keeper: Keeper, volume: Volume, until_s: float) -> Generator
     if volume.live_bytes < REWRITE_BELOW * volume.row_bytes or _is_unsure(volume, until_s):
         try:
             yield from _count_live(keeper, volume)
-        except (StoreError, *FOREIGN) as error:
-            failed = error if isinstance(error, StoreError) else call_failed(error, "counting rows")
-            if not isinstance(failed, Unreadable):
-                raise failed from error
-            _leave_alone(keeper, [volume], failed)
+        except Unreadable as error:
+            _leave_alone(keeper, [volume], error)
             return False
     if volume.uncounted:
         keeper.listed.touched.add(volume)
@@ -236,23 +243,33 @@ def _is_mostly_dead(keeper: Keeper, volume: Volume, until_s: float) -> Generator
 
 
 def _is_unsure(volume: Volume, until_s: float) -> bool:
-    """True if payloads died in a volume, and it is time to count what is left; False after ``until_s``."""
+    """True if nothing tells what is left of a volume, and it is time to count that; False after ``until_s``."""
     is_due = volume.uncounted >= volume.count_at or volume.quiet_steps > volume.count_after_steps
     return volume.uncounted > 0 and is_due and time.monotonic() < until_s
 
 
 def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
-    """Count the live bytes of a volume. Raises plyvel's errors, and StoreError."""
+    """Count the live bytes of a volume. Raises StoreError."""
     known = volume.uncounted
-    for table in TABLES:
-        yield from _count_live_rows(keeper, volume, table)
+    had_removals, volume.has_removals = volume.has_removals, False
+    try:
+        for table in TABLES:
+            yield from _count_live_rows(keeper, volume, table)
+    except BaseException as raised:
+        volume.has_removals |= had_removals
+        if isinstance(raised, FOREIGN):
+            raise call_failed(raised, "counting rows") from raised
+        raise
     _note_counted(volume, known)
-    # A clean stop notes which volumes have to be counted, and the next start must find what was counted in this one.
-    save_index(volume)
+    # A clean stop lists the volumes that have to be counted, so the next start must find what was counted in this one.
+    # If the keeper has failed meanwhile, the end of a log may not be durable, and an index must not vouch for it.
+    is_exact = not volume.has_removals and keeper.thread.failed is None and save_index(volume)
+    if not is_exact:
+        volume.uncounted += max(1, known)
 
 
 def _note_counted(volume: Volume, known: int) -> None:
-    """Note that ``known`` dead ranges of payloads need no further count, and when the next one is due."""
+    """Note that ``known`` changes need no further count, and when the next one is due."""
     volume.uncounted -= known
     if known >= volume.count_at:
         volume.count_at = COUNT_FACTOR * known
@@ -275,7 +292,7 @@ def _count_live_rows(keeper: Keeper, volume: Volume, table: Table) -> Generator[
                     counted[found] += len(key) + len(value)
             yield pauses.next()
     for extent, size in counted.items():
-        # Without what has died during the count.
+        # Roughly without what has died during the count; that will be checked again.
         extent.live = size * extent.kept
 
 

@@ -94,7 +94,7 @@ class Extent:
 
     While the volume is the newest, only the commit thread changes an extent, before it writes the rows, and ``first``
     and ``last`` only move apart. So a reader that sees an older value misses no row that was committed before the read
-    began. Once the volume is sealed, only ``live`` changes, and only the keeper uses that.
+    began. Once the volume is sealed, only ``live`` and ``kept`` change, and only the keeper uses these.
     """
 
     volume: Volume
@@ -144,7 +144,7 @@ def note_dead(
     Args:
       dead: all dead ranges, with those that died just now.
     Returns:
-      The number of those ranges in each volume that has some of them.
+      The number of those ranges that may have rows in each volume, for each of its extents.
     """
     found: dict[Extent, list[tuple[bytes, bytes]]] = {}
     for part in died:
@@ -209,8 +209,9 @@ class Volume:
     """True for the database of version 0.1."""
     extents: dict[Table, Extents] = field(default_factory=lambda: {table: Extents() for table in TABLES})
     uncounted: int = 0
-    """Dead ranges of payloads since the rows were last counted. No estimate tells how many bytes they had, because
-    payloads of one publish are a tiny part of the keys, and far from those of the next. For its owner."""
+    """Changes since the rows were last counted of which no estimate tells how many bytes died. These are dead ranges of
+    payloads, because the payloads of one publish are a tiny part of the keys, and far from those of the next; removals
+    while it was the newest volume; and unknown ones before the start. For its owner."""
     count_at: int = 1
     """The rows are counted again once ``uncounted`` is as large, or has not grown for a while."""
     quiet_steps: int = 0
@@ -219,6 +220,8 @@ class Volume:
     """The rows are counted after more quiet steps than this."""
     noted_uncounted: frozenset[int] | None = None
     """Numbers of the volumes that had to be counted when this newest one was closed; None if that is not known."""
+    has_removals: bool = False
+    """True if its index says that rows may have been removed since, so that the next start has them counted."""
     journal_first: int = 0
     """Number of its first journal entry, if it was written or read through since the start; else 0."""
     journal_last: int = 0
@@ -303,8 +306,14 @@ class Volume:
         self.uncounted += ranges
         self.quiet_steps = 0
 
+    def extent_of(self, table: Table, key: bytes) -> Extent | None:
+        """Return the extent of a row; None if it has no row with such a key."""
+        extents = self.extents[table]
+        return extents.get(group_of(table, key)) or extents.get(b"")
+
     def note_removed(self, rows: Sequence[tuple[Table, bytes]]) -> None:
-        """Subtract rows that were removed one by one. For its owner."""
+        """Subtract rows that were removed one by one, as rows of average size. For the owner of the newest volume."""
+        self.uncounted = max(1, self.uncounted)
         keys: dict[Table, list[bytes]] = {}
         for table, key in rows:
             keys.setdefault(table, []).append(key)
@@ -352,7 +361,8 @@ class Volume:
             for table, extents in self.extents.items()
         }
         known = {"number": self.number, "journal_last": self.journal_last, "memory_bytes": self.memory_bytes}
-        noted: dict[str, object] = {**known, **_note_logs(self.path)}
+        counted = not (self.uncounted or self.has_removals)
+        noted: dict[str, object] = {**known, **_note_logs(self.path), "counted": counted}
         if metadata is not None:
             noted |= {"metadata": _note_logs(metadata), "uncounted": list(uncounted)}
         content = json.dumps({**noted, "extents": groups}).encode()
@@ -401,6 +411,7 @@ class Volume:
                     self.has_packs |= extent.packed
                     self.is_unread |= extent.packed and not group
             logs, of_metadata = _noted_logs(found), _noted_logs(found.get("metadata", {}))
+            self.has_removals = not found.get("counted", True)  # earlier versions did not write it
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self.extents = {table: Extents() for table in TABLES}
             return None
@@ -501,12 +512,17 @@ class Volume:
             extent.rows = max(1, extent.size // _TYPICAL_ROW_BYTES)
 
 
-def save_index(volume: Volume) -> None:
-    """Write a volume's index. Failure is only logged: the next start reads the volume through."""
+def save_index(volume: Volume) -> bool:
+    """Write a volume's index. Returns False if that failed, which is logged.
+
+    The next start then uses the former index, or reads the volume through if there is none.
+    """
     try:
         volume.write_index()
     except OSError as error:
         log.warning("a volume's index was not written", extra={"volume": volume.name, "why": str(error)})
+        return False
+    return True
 
 
 def index_path(path: Path) -> Path:

@@ -565,6 +565,50 @@ async def test_what_a_count_found_is_known_after_a_stop_before_the_rewrite(tmp_p
         assert len(await everything(store, PAYLOAD)) == 4
 
 
+@pytest.mark.parametrize("ends", ["cleanly", "by a kill"])
+async def test_what_was_removed_one_by_one_before_an_end_is_known_after_the_next_start(tmp_path, ends):
+    """In each life of the store some rows are removed, never half of them."""
+    data = tmp_path / "data"
+    async with await LevelDBStore.open(data, TINY) as store:
+        other = await store_burst(store)
+        keys = [*BURST, key(0), other + pack_position(0, 0)]
+    for number, removed in enumerate([keys[:3], keys[3:6], keys[6:]]):
+        async with await LevelDBStore.open(data, TINY) as store:
+            assert volumes(store)[0] == 1
+            await store.discard(MESSAGE, removed)
+            if ends == "by a kill":
+                data = await copy_of(store, tmp_path / f"copy-{number}")
+    async with await LevelDBStore.open(data, TINY) as store:
+        await store.tidy()
+        assert "00000001" not in folders(store)
+        assert [found for found, _ in await everything(store)] == [key(2_000_000)]
+
+
+async def test_large_rows_that_are_removed_one_by_one_count_as_what_they_were(store):
+    """Ten small rows and two large ones are in a volume: the large ones are most of it."""
+    claim = await store.claim(NAME)
+    await store.write([message(number, b"v") for number in range(10)], claim=claim)
+    await settled(store)
+    await store.write([message(number, b"v" * 400) for number in (10, 11)], claim=claim)
+    await fill(store, 2, 12)
+    assert volumes(store) == [1, 2]
+    await store.discard(MESSAGE, [key(10), key(11)])
+    await store.tidy()
+    assert "00000001.1" in folders(store)
+
+
+async def test_large_rows_that_were_removed_from_the_newest_volume_are_noticed_once_it_is_sealed(store):
+    claim = await store.claim(NAME)
+    await store.write([message(number, b"v") for number in range(10)], claim=claim)
+    await store.write([message(number, b"v" * 250) for number in (10, 11)], claim=claim)
+    await store.discard(MESSAGE, [key(10), key(11)])
+    await fill(store, 8, 12)
+    assert volumes(store)[0] == 1
+    await store.discard(MESSAGE, [key(12)])
+    await store.tidy()
+    assert "00000001.1" in folders(store)
+
+
 async def test_a_volume_that_cannot_be_read_when_its_dead_rows_are_looked_for_is_left_alone(store, monkeypatch, caplog):
     await fill(store, 40)
     first = store._db.sets.current.all[0]
@@ -782,11 +826,12 @@ async def test_the_large_volume_of_version_0_1_stays_until_the_last_message_or_p
     large = store._db.sets.current.all[0]
     large.large = True
     await store.drop(MESSAGE, [(other, stop_after(other))])
-    await store.drop(PAYLOAD, [range_of(first), range_of(last)])
+    # The part between the two dead ranges has no row, and what is alive comes after it.
+    await store.drop(PAYLOAD, [range_of(first), range_of(between)])
     await store.tidy()
     assert large in store._db.sets.current.all
     assert len(await everything(store, PAYLOAD)) == 4
-    await store.drop(PAYLOAD, [range_of(between)])
+    await store.drop(PAYLOAD, [range_of(last)])
     for _ in range(tidying.QUIET_STEPS + 1):
         await store.tidy()
     assert volumes(store) == [2]
