@@ -253,7 +253,6 @@ class Committer:
         position = self._metadata.position + 1
         if self._shipper is not None:
             self._shipper.numbered(position)
-        removed: list[tuple[Table, bytes]] = []
         shipped = None if self._shipper is None else _plain(operations)
         # Always sync before acknowledging. The journal must have no gap, since that proves that nothing is missing; and
         # only the last batch in a log may be torn by a power cut, so batches are synced one by one.
@@ -268,7 +267,6 @@ class Committer:
                 elif isinstance(operation, Delete):
                     for key, _ in volume.extents[operation.table].of_each(operation.keys):
                         rows.remove(operation.table, key, if_readable=True)
-                        removed.append((operation.table, key))
                 else:
                     for key, value in operation.rows:
                         rows.replace(Table.MESSAGE, key, value)
@@ -294,8 +292,6 @@ class Committer:
             self._metadata.apply(position, changes)
             if self._metadata.is_due:
                 self._keeper.checkpoint_soon()
-        if removed:
-            volume.note_removed(removed)
 
     # --- rollbacks ------------------------------------------------------------------------------
 

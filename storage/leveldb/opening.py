@@ -20,7 +20,7 @@ from storage.directory import DAMAGED_HINT, METADATA_NAME, opening_failed, sync_
 from storage.leveldb.engine.database import Database, Shape
 from storage.leveldb.engine.manifest import check_files
 from storage.leveldb.index import DeadRanges
-from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, TABLES, Volume, log_sizes, save_index
+from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, MAX_COUNTED_BYTES, TABLES, Volume, log_sizes, save_index
 from storage.leveldb.volume_list import Listed, read_list, remove_unlisted, unlisted, write_list
 from storage.leveldb.volume_set import VolumeSet, estimate_live
 
@@ -137,7 +137,8 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
                 for _ in volume.look_through(database):
                     pass
             unread.add(volume)
-            volume.has_removals = False
+            # A larger volume is not counted, but its size is taken for that of its rows.
+            volume.has_removals = volume.size > MAX_COUNTED_BYTES
             if not is_newest:
                 save_index(volume)
         if is_newest:

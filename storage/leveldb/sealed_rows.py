@@ -46,19 +46,13 @@ class SealedRows:
             return
         with self._leased(present) as database:
             self.before_change(present, database)
-            sizes = [_size_of(database, table, key) for table, key in rows]
             if not present.has_removals:
-                # ``live`` is exact only in memory: after any end of the daemon the rows must be counted.
-                present.has_removals = True
-                present.has_removals = save_index(present)
+                present.note_removals()
             with database.batch(sync=True) as batch:
                 writes = RowWrites(present, database, batch)
                 for table, key in rows:
                     writes.remove(table, key, if_readable=True)
                 writes.finish()
-        for (table, key), size in zip(rows, sizes, strict=True):
-            if (extent := present.extent_of(table, key)) is not None:
-                extent.remove(size)
         self._listed.touched.add(present)
         self._note_changed(present, rows)
 
@@ -112,12 +106,3 @@ class SealedRows:
             self._listed.touched.add(present)
             if table is Table.PAYLOAD:
                 present.note_uncounted(died)
-
-
-def _size_of(database: Database, table: Table, key: bytes) -> int:
-    """Return the bytes of a row's key and value; 0 if there is no such row, or it cannot be read."""
-    try:
-        value = database.get(table, key)
-    except Unreadable:
-        return 0
-    return 0 if value is None else len(key) + len(value)

@@ -8,9 +8,9 @@ A volume that is more than half dead is rewritten, together with neighbours that
 slowly, and rows that change during the copy are changed again in the new volume. How much is dead is an estimate, so
 the rows are counted first: each rewrite leaves less than half, and nothing is rewritten again before more rows have
 died. Of payloads there is no estimate: their volume is counted after one dead range of them, after four times as many,
-and so on, and once no more have died for a while. Nor is there one of rows that were removed one by one before the
-volume was sealed, or before the last start: it is counted once. The database of version 0.1 may be of any size: its
-dead rows are removed in place, as that version did, except payloads, which stay until the whole database is dead.
+and so on, and once no more have died for a while. A volume from which rows were removed one by one is counted after a
+kill. The database of version 0.1 may be of any size: its dead rows are removed in place, as that version did, except
+payloads, which stay until the whole database is dead.
 
 All of this is work of the keeper's thread (``storage.leveldb.keeper``): other rows may change between two steps.
 """
@@ -266,6 +266,7 @@ def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
     is_exact = not volume.has_removals and keeper.thread.failed is None and save_index(volume)
     if not is_exact:
         volume.uncounted += max(1, known)
+        volume.quiet_steps = 0
 
 
 def _note_counted(volume: Volume, known: int) -> None:

@@ -117,8 +117,8 @@ class Extent:
         """True if it may have rows of ``[start, stop)``."""
         return self.first < stop and self.last >= start
 
-    def remove(self, size: float) -> None:
-        """Subtract the bytes of rows that were removed."""
+    def remove(self, size: int) -> None:
+        """Subtract the bytes of a row that was removed."""
         self.live = max(0.0, self.live - size)
         self.kept = max(0.0, self.kept - size / max(1, self.size))
 
@@ -209,9 +209,9 @@ class Volume:
     """True for the database of version 0.1."""
     extents: dict[Table, Extents] = field(default_factory=lambda: {table: Extents() for table in TABLES})
     uncounted: int = 0
-    """Changes since the rows were last counted of which no estimate tells how many bytes died. These are dead ranges of
-    payloads, because the payloads of one publish are a tiny part of the keys, and far from those of the next; removals
-    while it was the newest volume; and unknown ones before the start. For its owner."""
+    """Changes since the rows were last counted of which no estimate tells how many bytes died: dead ranges of payloads,
+    because the payloads of one publish are a tiny part of the keys, and far from those of the next; and unknown ones,
+    before the start or during a count. For its owner."""
     count_at: int = 1
     """The rows are counted again once ``uncounted`` is as large, or has not grown for a while."""
     quiet_steps: int = 0
@@ -221,7 +221,8 @@ class Volume:
     noted_uncounted: frozenset[int] | None = None
     """Numbers of the volumes that had to be counted when this newest one was closed; None if that is not known."""
     has_removals: bool = False
-    """True if its index says that rows may have been removed since, so that the next start has them counted."""
+    """True if rows were removed one by one since its index had the live bytes. The index says so, or is missing, so that
+    they are counted after the next start. For its owner."""
     journal_first: int = 0
     """Number of its first journal entry, if it was written or read through since the start; else 0."""
     journal_last: int = 0
@@ -311,16 +312,18 @@ class Volume:
         extents = self.extents[table]
         return extents.get(group_of(table, key)) or extents.get(b"")
 
-    def note_removed(self, rows: Sequence[tuple[Table, bytes]]) -> None:
-        """Subtract rows that were removed one by one, as rows of average size. For the owner of the newest volume."""
-        self.uncounted = max(1, self.uncounted)
-        keys: dict[Table, list[bytes]] = {}
-        for table, key in rows:
-            keys.setdefault(table, []).append(key)
-        for table, removed in keys.items():
-            for _, extents in self.extents[table].of_each(removed):
-                for extent in extents:
-                    extent.remove(extent.size / extent.rows)
+    def note_removed(self, table: Table, key: bytes, size: int) -> None:
+        """Subtract a row that is about to be removed; ``size`` is that of its key and value. For its owner."""
+        if (extent := self.extent_of(table, key)) is not None:
+            extent.remove(size)
+
+    def note_removals(self) -> None:
+        """Note durably that the live bytes in its index will not be right. For its owner."""
+        self.has_removals = True
+        if save_index(self):
+            sync_directory(self.path.parent)
+        else:
+            self.forget_index()
 
     def may_be_packed(self, table: Table, key: bytes) -> bool:
         """True if a row is in a pack or would become part of one."""
@@ -348,7 +351,7 @@ class Volume:
 
         Args:
           metadata: the folder of the metadata's database, at a clean stop: its logs are noted too, and ``uncounted``.
-          uncounted: numbers of the volumes in which payloads have died since they were counted.
+          uncounted: numbers of the volumes that have to be counted.
         """
         groups = {
             str(int(table)): [

@@ -353,11 +353,11 @@ async def test_many_rows_are_found_at_once_wherever_each_is_found_alone(store):
             assert list(places.of_each(keys)) == [found for found in alone if found[1]]
     assert extent.last == in_one[-1]
     before = volume.live_bytes
-    row_bytes = extent.size / extent.rows
-    volume.note_removed([(MESSAGE, each) for each in in_one[:20]])
-    assert volume.live_bytes == pytest.approx(before - 20 * row_bytes)
-    volume.note_removed([(MESSAGE, each) for each in beyond])
-    assert volume.live_bytes == pytest.approx(before - 30 * row_bytes), "ten of these are in it"
+    row_bytes = len(in_one[0]) + 1
+    await store.discard(MESSAGE, in_one[:20])
+    assert volume.live_bytes == before - 20 * row_bytes
+    await store.discard(MESSAGE, beyond)
+    assert volume.live_bytes == before - 30 * row_bytes, "ten of these are in it"
 
 
 async def test_counting_a_row_as_removed_twice_loses_no_row(store):
@@ -584,6 +584,29 @@ async def test_what_was_removed_one_by_one_before_an_end_is_known_after_the_next
         assert [found for found, _ in await everything(store)] == [key(2_000_000)]
 
 
+async def test_removals_before_a_kill_have_their_volume_counted_once_and_those_before_a_stop_never(
+    tmp_path, monkeypatch
+):
+    counted: list[str] = []
+    real = tidying._count_live
+
+    def count(keeper, volume):
+        counted.append(volume.name)
+        return real(keeper, volume)
+
+    monkeypatch.setattr(tidying, "_count_live", count)
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await store_burst(store)
+        await store.discard(MESSAGE, BURST[:1])
+        killed = await copy_of(store, tmp_path / "copy")
+    for data, expected in ((tmp_path / "data", []), (killed, ["00000001"]), (killed, [])):
+        counted.clear()
+        async with await LevelDBStore.open(data, TINY) as store:
+            for _ in range(2 * tidying.QUIET_STEPS):
+                await store.tidy()
+        assert counted == expected
+
+
 async def test_large_rows_that_are_removed_one_by_one_count_as_what_they_were(store):
     """Ten small rows and two large ones are in a volume: the large ones are most of it."""
     claim = await store.claim(NAME)
@@ -597,16 +620,53 @@ async def test_large_rows_that_are_removed_one_by_one_count_as_what_they_were(st
     assert "00000001.1" in folders(store)
 
 
-async def test_large_rows_that_were_removed_from_the_newest_volume_are_noticed_once_it_is_sealed(store):
+async def test_large_rows_that_were_removed_from_the_newest_volume_are_known_once_it_is_sealed(store):
     claim = await store.claim(NAME)
     await store.write([message(number, b"v") for number in range(10)], claim=claim)
     await store.write([message(number, b"v" * 250) for number in (10, 11)], claim=claim)
     await store.discard(MESSAGE, [key(10), key(11)])
-    await fill(store, 8, 12)
-    assert volumes(store)[0] == 1
-    await store.discard(MESSAGE, [key(12)])
+    assert len(store._db.sets.current.all) == 1
+    await store.begin_files()
+    await settled(store)
     await store.tidy()
     assert "00000001.1" in folders(store)
+
+
+async def test_rows_that_are_removed_while_they_are_counted_are_counted_again(store, monkeypatch):
+    await store_burst(store)
+    real, loop = tidying._count_live_rows, trio.lowlevel.current_trio_token()
+
+    def count_and_remove(keeper, volume, table):
+        yield next(counting := real(keeper, volume, table))
+        if table is MESSAGE:
+            monkeypatch.undo()
+            yield from paused_until(loop, partial(store.discard, MESSAGE, BURST))
+        yield from counting
+
+    monkeypatch.setattr(tidying, "_count_live_rows", count_and_remove)
+    await store.drop(MESSAGE, [(PREFIX, BURST[0])])
+    first = store._db.sets.current.all[0]
+    first.note_uncounted(1)
+    await store.tidy()
+    assert first.uncounted or "00000001.1" in folders(store)
+    for _ in range(tidying.QUIET_STEPS + 1):
+        await store.tidy()
+    assert "00000001.1" in folders(store)
+
+
+async def test_an_index_that_cannot_say_that_rows_were_removed_is_removed(store, monkeypatch):
+    await fill(store, 20)
+    first = store._db.sets.current.all[0]
+    assert index_path(first.path).exists()
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Volume, "write_index", fail)
+        await store.discard(MESSAGE, [key(0)])
+    assert not index_path(first.path).exists()
+    assert len(await everything(store)) == 19
 
 
 async def test_a_volume_that_cannot_be_read_when_its_dead_rows_are_looked_for_is_left_alone(store, monkeypatch, caplog):
