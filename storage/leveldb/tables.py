@@ -213,9 +213,8 @@ class LevelDBTables:
         if is_known:
             try:
                 current = self.sets.current
-                for volume in [each for each in current.sealed if each.has_removals and not each.uncounted][
-                    :MOST_SAVED
-                ]:
+                known = [each for each in current.sealed if each.has_removals and not each.uncounted]
+                for volume in known[:MOST_SAVED]:
                     volume.has_removals = False
                     save_index(volume)
                 uncounted = [volume.number for volume in current.all if volume.uncounted]

@@ -263,8 +263,8 @@ def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
     _note_counted(volume, known)
     # A clean stop lists the volumes that have to be counted, so the next start must find what was counted in this one.
     # If the keeper has failed meanwhile, the end of a log may not be durable, and an index must not vouch for it.
-    is_exact = not volume.has_removals and keeper.thread.failed is None and save_index(volume)
-    if not is_exact:
+    if keeper.thread.failed is not None or not save_index(volume):
+        volume.has_removals |= had_removals
         volume.uncounted += max(1, known)
         volume.quiet_steps = 0
 
@@ -282,7 +282,7 @@ def _count_live_rows(keeper: Keeper, volume: Volume, table: Table) -> Generator[
     extents = volume.extents[table]
     counted: dict[Extent, int] = dict.fromkeys(extents.values(), 0)
     for extent in counted:
-        extent.kept = 1.0
+        extent.removed, extent.survived = 0, 1.0
     pauses = _Pauses()
     with keeper.now().rows_of([volume], table) as rows:
         every = iter(rows)
@@ -293,8 +293,7 @@ def _count_live_rows(keeper: Keeper, volume: Volume, table: Table) -> Generator[
                     counted[found] += len(key) + len(value)
             yield pauses.next()
     for extent, size in counted.items():
-        # Roughly without what has died during the count; that will be checked again.
-        extent.live = size * extent.kept
+        extent.live = max(0, size - extent.removed) * extent.survived
 
 
 # --- rewriting --------------------------------------------------------------------------------------

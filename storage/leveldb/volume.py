@@ -94,7 +94,7 @@ class Extent:
 
     While the volume is the newest, only the commit thread changes an extent, before it writes the rows, and ``first``
     and ``last`` only move apart. So a reader that sees an older value misses no row that was committed before the read
-    began. Once the volume is sealed, only ``live`` and ``kept`` change, and only the keeper uses these.
+    began. Once the volume is sealed, only the numbers of dead bytes change, and only the keeper uses these.
     """
 
     volume: Volume
@@ -109,9 +109,10 @@ class Extent:
     """True if some rows may be in packs."""
     largest: int = 0
     """Size of the largest value outside packs; 0 if no bound is known."""
-    kept: float = 1.0
-    """Estimated share of the bytes that has not been removed or died since a count of the rows began. For the volume's
-    owner."""
+    removed: int = 0
+    """Bytes of the rows that were removed since a count of the rows began. For the volume's owner."""
+    survived: float = 1.0
+    """Estimated share of the other rows that has not died since. For the volume's owner."""
 
     def overlaps(self, start: bytes, stop: bytes) -> bool:
         """True if it may have rows of ``[start, stop)``."""
@@ -120,7 +121,7 @@ class Extent:
     def remove(self, size: int) -> None:
         """Subtract the bytes of a row that was removed."""
         self.live = max(0.0, self.live - size)
-        self.kept = max(0.0, self.kept - size / max(1, self.size))
+        self.removed += size
 
     def note_dead(self, died: Iterable[tuple[bytes, bytes]], alive: Iterable[tuple[bytes, bytes]]) -> None:
         """Subtract the rows of the ranges ``died``, which were alive until now; ``alive`` are those that still are.
@@ -133,7 +134,7 @@ class Extent:
         left = part_within(self.first, self.last, alive)
         share = left / (gone + left)
         self.live *= share
-        self.kept *= share
+        self.survived *= share
 
 
 def note_dead(
@@ -210,8 +211,8 @@ class Volume:
     extents: dict[Table, Extents] = field(default_factory=lambda: {table: Extents() for table in TABLES})
     uncounted: int = 0
     """Changes since the rows were last counted of which no estimate tells how many bytes died: dead ranges of payloads,
-    because the payloads of one publish are a tiny part of the keys, and far from those of the next; and unknown ones,
-    before the start or during a count. For its owner."""
+    because the payloads of one publish are a tiny part of the keys, and far from those of the next; and unknown ones
+    before the start. For its owner."""
     count_at: int = 1
     """The rows are counted again once ``uncounted`` is as large, or has not grown for a while."""
     quiet_steps: int = 0
