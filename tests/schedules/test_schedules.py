@@ -48,12 +48,12 @@ PLANTED = [
 #: Seeds that found a mistake, or a race of version 0.1, only after many others. A normal run tries them first; if the
 #: store's code has changed, the search goes through all seeds again. ``make torture`` always searches.
 QUICK_SEEDS = {
-    "a_view_that_outlives_its_volume": 12,
-    "a_change_of_what_is_being_replaced": 34,
+    "a_view_that_outlives_its_volume": 9,
+    "a_change_of_what_is_being_replaced": 7,
     "a_rewrite_that_misses_changes": 6,
-    "a_checkpoint_that_forgets": 36,
-    "a_wake_up_that_is_lost": 15,
-    "a_loop_that_writes_while_the_thread_does": 7,
+    "a_checkpoint_that_forgets": 25,
+    "a_wake_up_that_is_lost": 2,
+    "a_loop_that_writes_while_the_thread_does": 49,
     "a_batch_that_is_sent_before_it_is_durable": 5,
     "a seal next to a drop makes the next volume twice": 135,
     "a rollback after a seal is not done": 7,
