@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from actors.last_error import LastError
-from storage.base import StoreUnusable
-from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreRefused, ObjectStoreUnavailable, carry_out, ignore
+from storage.base import StoreError, StoreUnusable
+from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreUnavailable, carry_out, ignore
 from storage.replication.protocol import BucketWentBack, Foreign, ReignOver
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ class CopyCalls:
                 await trio.sleep(FIRST_PAUSE_S)
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call while the object store refuses access or the disk refuses a write: rights and space may return."""
+        """Repeat a call while the object store refuses access or the disk fails: rights and space may return."""
         while True:
             try:
                 return await call()
-            except (ObjectStoreRefused, StoreUnusable) as error:
+            except (StoreError, StoreUnusable) as error:
                 self.error.failed(error.detail)
                 await trio.sleep(REFUSED_PAUSE_S)
 

@@ -179,6 +179,7 @@ class SecondCopy:
 
         Raises:
           ReignOver, Foreign, BucketWentBack: the daemon must end, since another process owns the log.
+          StoreError: it must end, since the disk may have lost a commit that was sent.
         """
         try:
             while True:
@@ -193,10 +194,17 @@ class SecondCopy:
                     self._finished.set()
                     return
                 log.warning("the second copy has a gap and begins with a new base", extra={"why": self._outbox.lost})
-                await self._calls.patiently(self.begin)
+                await self._calls.patiently(self._begin_again)
         finally:
             # Nothing is acknowledged after the end of the reign.
             self._outbox.close("the daemon writes its second copy no longer")
+
+    async def _begin_again(self) -> None:
+        """Begin an epoch after a gap. Raises as ``begin``."""
+        if self._outbox.is_torn:
+            return  # ``ship`` raises
+        await self._store.recover()
+        await self.begin()
 
     async def finish(self) -> None:
         """Ship everything that waits. Returns once it is stored; cancel it to give up."""
@@ -325,7 +333,9 @@ class SecondCopy:
                 await trio.sleep(BASE_PAUSE_S)
 
     async def _make_base(self) -> Base:
-        """Copy the whole store. Raises StoreError: it may be tried again."""
+        """Copy the whole store. Raises StoreError, StoreUnusable: it may be tried again."""
+        # In mode ``sync``, whoever could reopen the store may be waiting for a commit to count, which needs the first base.
+        await self._store.recover()
         # Every commit before the place is in the store, and so in the base.
         base = await self._bases.write(self.log.reign.place, self._run, self._outbox.shift)
         await self.log.until_logged(base.until)

@@ -18,7 +18,7 @@ from actors.restoring_copy import SKEW_MS, compare_bases, refuse_late_clock, rep
 from actors.second_copy import SecondCopy
 from actors.settings import ReplicationConfig
 from plainsong.protocol.effects import RollBack, Table, put_one
-from storage.base import StoreUnusable
+from storage.base import StoreError, StoreUnusable
 from storage.leveldb import LevelDBStore
 from storage.replication import carry, reading
 from storage.replication.carry import ObjectStoreUnavailable
@@ -334,6 +334,35 @@ async def test_a_store_that_is_reopened_after_a_failed_write_stays_in_step_with_
         running.store._tables.is_broken = True
         running.at = 50
         await running.write(5)
+        await running.counted()
+        wanted = await rows_of(running.store)
+    assert (await restored(objects, tmp_path / "new"))[0] == wanted
+
+
+async def test_a_gap_while_the_store_cannot_be_reopened_only_delays_the_copy(tmp_path, objects, monkeypatch):
+    monkeypatch.setattr(copy_calls, "REFUSED_PAUSE_S", 0.01)
+    async with primary(tmp_path / "data", objects, max_bytes=3000) as running:
+        await running.write(3)
+        await running.counted()
+        tables, tries = running.store._tables, []
+        real = tables.open
+
+        async def fail():
+            tries.append(trio.current_time())
+            if len(tries) <= 3:
+                raise StoreUnusable("the disk says no")
+            await real()
+
+        monkeypatch.setattr(tables, "open", fail)
+        objects.away = True
+        await running.write(60)
+        tables.is_broken = True
+        with pytest.raises(StoreError):
+            await running.store.claim(NAME)
+        objects.away = False
+        await until(lambda: running.copy.status.epoch == 2)
+        assert len(tries) > 3
+        await running.write(1)
         await running.counted()
         wanted = await rows_of(running.store)
     assert (await restored(objects, tmp_path / "new"))[0] == wanted
