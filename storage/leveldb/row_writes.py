@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import POSITION_BYTES
-from storage.base import Unreadable
+from storage.base import StoreError
 from storage.leveldb.engine.packs import MARK, PACKED_TABLE, are_many, is_of_topic, packs_of, stored
 from storage.leveldb.engine.row_edits import RowEdits
 
@@ -90,11 +90,17 @@ class RowWrites:
     def remove(self, table: Table, key: bytes, *, if_readable: bool = False) -> None:
         """Remove a row if there is one, and subtract it in the volume's summary.
 
+        If no such row was written before this batch, the volume has to be counted.
+
         Args:
           if_readable: leave a row in a damaged pack, none of whose rows can be read or kept.
         """
         is_packed = self._volume.may_be_packed(table, key)
-        self._volume.note_removed(table, key, self._size_of(table, key, packed=is_packed))
+        size = self._size_of(table, key, packed=is_packed)
+        if size is None:
+            self._volume.note_uncounted(1)
+        else:
+            self._volume.note_removed(table, key, size)
         if not is_packed:
             self._batch.delete(_TABLE_BYTE[table] + key)
         elif if_readable:
@@ -102,13 +108,13 @@ class RowWrites:
         else:
             self._in_packs().remove(key)
 
-    def _size_of(self, table: Table, key: bytes, *, packed: bool) -> int:
-        """Return the bytes of a row's key and value; 0 if there is no such row, or it cannot be read."""
+    def _size_of(self, table: Table, key: bytes, *, packed: bool) -> int | None:
+        """Return the bytes of a row's key and value; None if there is no such row, or it cannot be read."""
         try:
             value = self._database.get(table, key, packed=packed)
-        except Unreadable:
-            return 0
-        return 0 if value is None else len(key) + len(value)
+        except StoreError:
+            return None
+        return None if value is None else len(key) + len(value)
 
     def _in_packs(self) -> RowEdits:
         if self._edits is None:

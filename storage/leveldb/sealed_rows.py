@@ -53,8 +53,20 @@ class SealedRows:
                 for table, key in rows:
                     writes.remove(table, key, if_readable=True)
                 writes.finish()
+        if self._has_dead_ranges(present, rows):
+            # What died with them was estimated by keys: it may be most of the bytes, and this row the last one.
+            present.note_uncounted(1)
         self._listed.touched.add(present)
         self._note_changed(present, rows)
+
+    def _has_dead_ranges(self, volume: Volume, rows: Sequence[tuple[Table, bytes]]) -> bool:
+        """True if some rows of an extent died together that has one of ``rows``."""
+        extents = {volume.extent_of(table, key): table for table, key in rows}
+        dead = self._sets.current.dead
+        return any(
+            extent is not None and dead[table].dead_parts(extent.first, extent.last + b"\x00")
+            for extent, table in extents.items()
+        )
 
     def _roll_back(self, volume: Volume, keys: Sequence[bytes], pointer: int) -> None:
         present = self._listed.present(volume)

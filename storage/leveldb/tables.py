@@ -196,7 +196,7 @@ class LevelDBTables:
     def close(self) -> None:
         """Write the waiting metadata, close, and write the index of the newest volume. No other thread may be inside.
 
-        The index names the logs, so it is written once LevelDB has ended: a flush that was under way removes a log.
+        Indexes that lack removals are written too. The newest one's names the logs, so it is written once LevelDB has ended: a flush that was under way removes a log.
         """
         self.keeper.thread.close()
         is_known = not self.committer.failed and self.keeper.thread.failed is None

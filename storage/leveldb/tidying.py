@@ -9,7 +9,7 @@ slowly, and rows that change during the copy are changed again in the new volume
 the rows are counted first: each rewrite leaves less than half, and nothing is rewritten again before more rows have
 died. Of payloads there is no estimate: their volume is counted after one dead range of them, after four times as many,
 and so on, and once no more have died for a while. A volume from which rows were removed one by one is counted after a
-kill. The database of version 0.1 may be of any size: its dead rows are removed in place, as that version did, except
+kill, and if others of the topic died together. The database of version 0.1 may be of any size: its dead rows are removed in place, as that version did, except
 payloads, which stay until the whole database is dead.
 
 All of this is work of the keeper's thread (``storage.leveldb.keeper``): other rows may change between two steps.
@@ -251,20 +251,17 @@ def _is_unsure(volume: Volume, until_s: float) -> bool:
 def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
     """Count the live bytes of a volume. Raises StoreError."""
     known = volume.uncounted
-    had_removals, volume.has_removals = volume.has_removals, False
     try:
         for table in TABLES:
             yield from _count_live_rows(keeper, volume, table)
-    except BaseException as raised:
-        volume.has_removals |= had_removals
-        if isinstance(raised, FOREIGN):
-            raise call_failed(raised, "counting rows") from raised
-        raise
+    except FOREIGN as error:
+        raise call_failed(error, "counting rows") from error
     _note_counted(volume, known)
+    had_removals, volume.has_removals = volume.has_removals, False
     # A clean stop lists the volumes that have to be counted, so the next start must find what was counted in this one.
     # If the keeper has failed meanwhile, the end of a log may not be durable, and an index must not vouch for it.
     if keeper.thread.failed is not None or not save_index(volume):
-        volume.has_removals |= had_removals
+        volume.has_removals = had_removals
         volume.uncounted += max(1, known)
         volume.quiet_steps = 0
 
@@ -281,8 +278,6 @@ def _note_counted(volume: Volume, known: int) -> None:
 def _count_live_rows(keeper: Keeper, volume: Volume, table: Table) -> Generator[float, None, None]:
     extents = volume.extents[table]
     counted: dict[Extent, int] = dict.fromkeys(extents.values(), 0)
-    for extent in counted:
-        extent.removed, extent.survived = 0, 1.0
     pauses = _Pauses()
     with keeper.now().rows_of([volume], table) as rows:
         every = iter(rows)
@@ -290,6 +285,9 @@ def _count_live_rows(keeper: Keeper, volume: Volume, table: Table) -> Generator[
             for key, value in some:
                 found = extents.get(group_of(table, key)) or extents.get(b"")
                 if found is not None:
+                    if not counted[found]:
+                        # Not earlier: what is removed before its rows are read is not counted.
+                        found.removed, found.survived = 0, 1.0
                     counted[found] += len(key) + len(value)
             yield pauses.next()
     for extent, size in counted.items():

@@ -211,8 +211,8 @@ class Volume:
     extents: dict[Table, Extents] = field(default_factory=lambda: {table: Extents() for table in TABLES})
     uncounted: int = 0
     """Changes since the rows were last counted of which no estimate tells how many bytes died: dead ranges of payloads,
-    because the payloads of one publish are a tiny part of the keys, and far from those of the next; and unknown ones
-    before the start. For its owner."""
+    because the payloads of one publish are a tiny part of the keys, and far from those of the next; removals that may
+    complete such ranges; and unknown ones before the start. For its owner."""
     count_at: int = 1
     """The rows are counted again once ``uncounted`` is as large, or has not grown for a while."""
     quiet_steps: int = 0
@@ -304,7 +304,7 @@ class Volume:
             extent.live += size
 
     def note_uncounted(self, ranges: int) -> None:
-        """Note dead ranges of payloads. For its owner."""
+        """Note changes for ``uncounted``. For its owner."""
         self.uncounted += ranges
         self.quiet_steps = 0
 

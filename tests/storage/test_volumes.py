@@ -622,14 +622,52 @@ async def test_large_rows_that_are_removed_one_by_one_count_as_what_they_were(st
 
 async def test_large_rows_that_were_removed_from_the_newest_volume_are_known_once_it_is_sealed(store):
     claim = await store.claim(NAME)
-    await store.write([message(number, b"v") for number in range(10)], claim=claim)
-    await store.write([message(number, b"v" * 250) for number in (10, 11)], claim=claim)
+    # Too few for the next volume to be made.
+    await store.write([message(number, b"v") for number in range(3)], claim=claim)
+    await store.write([message(number, b"v" * 120) for number in (10, 11)], claim=claim)
     await store.discard(MESSAGE, [key(10), key(11)])
     assert len(store._db.sets.current.all) == 1
     await store.begin_files()
     await settled(store)
     await store.tidy()
     assert "00000001.1" in folders(store)
+
+
+async def test_rows_that_were_written_and_removed_by_one_commit_do_not_count_as_alive(store):
+    claim = await store.claim(NAME)
+    rows = [message(number, b"v" * 120) for number in (10, 11)]
+    await store.write([message(0, b"v"), *rows, Delete(MESSAGE, [key(10), key(11)])], claim=claim)
+    await store.begin_files()
+    await settled(store)
+    await store.tidy()
+    assert "00000001.1" in folders(store)
+
+
+async def test_a_volume_is_removed_whose_last_row_was_removed_alone_after_a_burst_died_together(store):
+    await store.write([message(number) for number in range(4)], claim=await store.claim(NAME))
+    await store.write([message(3_600_000)], claim=await store.claim(NAME))
+    await store.begin_files()
+    await settled(store)
+    await store.drop(MESSAGE, [(PREFIX, key(10))])
+    await store.tidy()
+    await store.discard(MESSAGE, [key(3_600_000)])
+    await store.tidy()
+    assert "00000001" not in folders(store)
+
+
+async def test_an_index_lacks_removals_only_if_it_says_so(store, monkeypatch):
+    await fill(store, 20)
+    first = store._db.sets.current.all[0]
+    real, found = Database.batch, []
+
+    def batch(database, *, sync):
+        if not found and database._db.name == str(first.path):
+            found.append(json.loads(index_path(first.path).read_bytes().partition(b"\n")[2])["counted"])
+        return real(database, sync=sync)
+
+    monkeypatch.setattr(Database, "batch", batch)
+    await store.discard(MESSAGE, [key(0)])
+    assert found == [False]
 
 
 async def test_rows_that_are_removed_while_they_are_counted_do_not_count_as_alive(store, monkeypatch):
