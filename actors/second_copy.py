@@ -203,8 +203,12 @@ class SecondCopy:
         """Begin an epoch after a gap. Raises as ``begin``."""
         if self._outbox.is_torn:
             return  # ``ship`` raises
-        await self._store.recover()
-        await self.begin()
+        try:
+            await self.begin()
+        except StoreError:
+            # Only now: the gap is sealed even if the disk has failed, as long as the store can be read.
+            await self._store.recover()
+            raise
 
     async def finish(self) -> None:
         """Ship everything that waits. Returns once it is stored; cancel it to give up."""
