@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 FOREVER = "forever"
 READER = "reader:"
+#: Time to wait for the lock of a position's file.
+LOCK_WAIT_S = 3.0
+_LOCK_PAUSE_S = 0.02
 
 
 class RetriesType(click.ParamType["int | None"]):
@@ -124,14 +128,29 @@ class KeptPosition:
         except OSError as error:
             raise CommandFailed(f"cannot keep the position in {self.path}: {error.strerror}") from error
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not _takes_lock(lock):
                 says = f"another process uses the position {self.path}"
-                raise CommandFailed(says, hint="one is enough; for another purpose, give another --position") from error
+                raise CommandFailed(says, hint="one is enough; for another purpose, give another --position")
             yield
         finally:
             os.close(lock)
+
+
+def _takes_lock(lock: int) -> bool:
+    """Lock a file. Returns False if another process keeps the lock for ``LOCK_WAIT_S``.
+
+    A command that was killed while it started a process may leave a copy of itself for a moment, which has the lock.
+    """
+    until_s = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            return True
 
 
 def kept_position(given: str | None, derived: str) -> KeptPosition:

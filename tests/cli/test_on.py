@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -10,15 +11,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import click
 import pytest
 from standardwebhooks import Webhook
 
 from plainsong import Client
+from plainsong.cli import on_options
 from plainsong.cli.command import Exit
-from plainsong.cli.on_options import derived_name, words_of
+from plainsong.cli.on_options import derived_name, kept_position, words_of
 from tests.cli.conftest import url_of
 from tests.daemon.harness import PLAINSONG, ROOT, Daemon, eventually
 from tests.patience import PATIENCE_S
@@ -287,6 +291,17 @@ def test_two_processes_with_one_file_are_detected_before_anything_happens(spawn,
     first.kill()
     first.wait()
     assert on("--run", "cat", "--position", "shared", "--once")[1] == ""
+
+
+def test_the_lock_that_a_killed_command_leaves_for_a_moment_is_waited_for(tmp_path, monkeypatch):
+    """A process that is just being started has a copy of it until it runs its program."""
+    kept = kept_position(str(tmp_path / "position"), "derived")
+    left = os.open(tmp_path / "position.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(left, fcntl.LOCK_EX)
+    closing = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: os.close(left))
+    monkeypatch.setattr(on_options, "time", closing)
+    with kept.alone(), (tmp_path / "position.lock").open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_two_processes_with_one_reader_are_detected_when_they_save(cli, spawn, on, orders, tmp_path):
