@@ -558,7 +558,8 @@ class Http1:
 
         self._connection.state = State.TALKING
         await StreamSocket(begin, self._parts, self._connection).run(head)
-        return LINGER_S if head.length else BRIEF_LINGER_S
+        # A client may send messages until it has read the close, and a reset would take that, and answers, from it.
+        return LINGER_S
 
     async def _serve_hot(self, head: Head) -> float:
         """Read a request, and start it. Return how long to linger if it was refused and ends the connection, else 0."""

@@ -17,6 +17,7 @@ from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping
 
 from broker.api.messages.stream import REQUEST_BYTES, LocalStream, StreamBounds
 from broker.http.budgets import FEW_PARTS, BodyBudget
+from broker.http.connection import BRIEF_LINGER_S
 from broker.http.floods import CONTROL_BURST
 from broker.http.websocket import StreamSocket
 from plainsong.protocol.codec import stream as codec
@@ -244,6 +245,18 @@ async def test_a_stop_answers_accepted_requests_and_closes_with_1001():
         assert await stream.event() is None
         with trio.fail_after(PATIENCE_S):
             await listener.ended.wait()
+
+
+@pytest.mark.usefixtures("long_linger")
+async def test_a_client_that_sends_messages_until_it_has_read_the_close_reads_it():
+    async with running(begin=Echo) as listener, open_stream(reach(listener)) as stream:
+        await stream.send(b"last")
+        assert (await stream.event()).data == b"last"
+        listener.stop.set()
+        for _ in range(4):
+            await trio.sleep(BRIEF_LINGER_S)
+            await stream.send(b"too late")
+        assert await stream.closed() == (1001, "the daemon is shutting down")
 
 
 async def test_a_stream_works_over_tls(tmp_path):
