@@ -124,7 +124,7 @@ RINGS = (
     Ring("fuzz", 42, 18),
     Ring("client", 415, 97),
     Ring("cli", 205, 56),
-    Ring("console", 230, 98),
+    Ring("console", 230, 160),
     Ring("sql", 171, 38),
     Ring("daemon", 420, 132),
     Ring(
