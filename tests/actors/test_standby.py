@@ -1108,6 +1108,7 @@ async def rows_that_a_refused_write_loses(folder, objects):
                 patch.setattr(LevelDBStore, "apply", applied)
                 await running.write(5)
                 await running.counted()
+                await until(lambda: refused)
                 await has(standby, running.outbox.last)
         wanted = await rows_of(running.store)
     assert refused
