@@ -19,7 +19,7 @@ from storage.directory import DataDirectory
 from storage.replication.record import Record, Settle, read_record, write_record
 from tests.daemon.deployment import EACH, REQUESTS, fill
 from tests.daemon.harness import Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
-from tests.freezing import freeze, thaw
+from tests.storage.disks import copied_at_once
 from tests.storage.replication.s3_server import BUCKET, s3_server
 
 QUICK = ("replication.interval_ms=20",)
@@ -212,9 +212,7 @@ def test_a_copied_directory_deposes_the_daemon_that_has_the_copy(tmp_path, place
     with a_daemon(tmp_path, place) as first:
         wait_until_all_counts(first)
         shutil.rmtree(tmp_path / "other")
-        freeze(first.pid)
-        shutil.copytree(tmp_path / "data", tmp_path / "other")
-        thaw(first.pid)
+        copied_at_once(tmp_path / "data", tmp_path / "other")
         (tmp_path / "other" / "plainsong.lock").unlink()
         with a_daemon(tmp_path, place, name="other") as second:
             eventually("the first daemon ends", lambda: first.ended)

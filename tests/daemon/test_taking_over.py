@@ -23,8 +23,8 @@ from plainsong.cli.command import Exit
 from plainsong.errors import PlainsongError
 from storage.replication.record import Settle, read_record, write_record
 from tests.daemon.harness import ROOT, Daemon, DaemonEnded, clean_environ, eventually, run_plainsong
-from tests.freezing import freeze, thaw
 from tests.ports import free_port
+from tests.storage.disks import copied_at_once
 from tests.storage.replication.s3_proxy import Fault, S3Proxy
 from tests.storage.replication.s3_server import BUCKET, TOOLS, s3_server
 
@@ -584,9 +584,7 @@ def test_a_primary_that_was_cut_off_while_a_copy_of_its_directory_took_over_ends
                 client.publish("orders", [b"1"])
                 eventually("everything counts", lambda: all_counts(cut_off.url("a")))
                 proxy.cut_off()
-                freeze(first.pid)
-                shutil.copytree(tmp_path / "a", tmp_path / "b")
-                thaw(first.pid)
+                copied_at_once(tmp_path / "a", tmp_path / "b")
                 (tmp_path / "b" / "plainsong.lock").unlink()
                 client.publish("orders", [b"only here"])
             with site.daemon("b"), site.client("b") as client:
