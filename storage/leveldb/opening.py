@@ -127,18 +127,18 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
       StoreError: the journal cannot be read.
     """
     waiting: list[tuple[int, bytes]] = []
-    # After an unclean end it is unknown where payloads had died since a count.
+    # After an unclean end it is unknown in which volumes payloads have died since a count.
     uncounted = volumes[-1].noted_uncounted if volumes[-1].is_known else None
-    unread = set()
+    read_through = set()
     for volume in volumes:
         is_newest = volume is volumes[-1]
         if not _is_known(volume, databases, is_newest=is_newest):
             with databases.lease(volume) as database:
                 for _ in volume.look_through(database):
                     pass
-            unread.add(volume)
-            # A larger volume is not counted, but its size is taken for that of its rows.
-            volume.has_removals = volume.size > MAX_COUNTED_BYTES
+            read_through.add(volume)
+            # Rows of larger volumes are estimated, not counted.
+            volume.is_index_stale = volume.size > MAX_COUNTED_BYTES
             if not is_newest:
                 save_index(volume)
         if is_newest:
@@ -164,10 +164,10 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
         estimate_live(volume, found)
         payloads = volume.extents[Table.PAYLOAD].values()
         is_partly_dead = any(dead[Table.PAYLOAD].dead_parts(each.first, each.last + b"\x00") for each in payloads)
-        # Where a volume was read through for its summary, the rows of dead ranges were counted too.
-        is_unsure = is_partly_dead and (uncounted is None or volume in unread)
+        # The summary of a volume that was read through includes the rows of dead ranges.
+        is_unsure = is_partly_dead and (uncounted is None or volume in read_through)
         is_noted = uncounted is not None and volume.number in uncounted
-        volume.uncounted = int(is_unsure or is_noted or volume.has_removals)
+        volume.uncounted = int(is_unsure or is_noted or volume.is_index_stale)
     return found
 
 

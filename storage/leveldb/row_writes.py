@@ -88,9 +88,9 @@ class RowWrites:
             self._batch.put(_TABLE_BYTE[table] + key, stored(value) if is_packed else value)
 
     def remove(self, table: Table, key: bytes, *, if_readable: bool = False) -> None:
-        """Remove a row if there is one, and subtract it in the volume's summary.
+        """Remove a row if there is one, and subtract its size from the volume's live bytes.
 
-        If no such row was written before this batch, the volume has to be counted.
+        If the size cannot be read, or the row is written by the same batch, the volume has to be counted.
 
         Args:
           if_readable: leave a row in a damaged pack, none of whose rows can be read or kept.

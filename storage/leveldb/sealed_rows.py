@@ -46,21 +46,21 @@ class SealedRows:
             return
         with self._leased(present) as database:
             self.before_change(present, database)
-            if not present.has_removals:
-                present.note_removals()
+            if not present.is_index_stale:
+                present.mark_index_stale()
             with database.batch(sync=True) as batch:
                 writes = RowWrites(present, database, batch)
                 for table, key in rows:
                     writes.remove(table, key, if_readable=True)
                 writes.finish()
         if self._has_dead_ranges(present, rows):
-            # What died with them was estimated by keys: it may be most of the bytes, and this row the last one.
+            # The bytes of a dead range are estimated by its keys. They may be most of the bytes, and this the last row.
             present.note_uncounted(1)
         self._listed.touched.add(present)
         self._note_changed(present, rows)
 
     def _has_dead_ranges(self, volume: Volume, rows: Sequence[tuple[Table, bytes]]) -> bool:
-        """True if some rows of an extent died together that has one of ``rows``."""
+        """True if an extent of one of ``rows`` has a dead range."""
         extents = {volume.extent_of(table, key): table for table, key in rows}
         dead = self._sets.current.dead
         return any(

@@ -57,7 +57,7 @@ TURN_S = 0.001
 #: A scan that finds the event loop running gives up the interpreter lock for this many times the duration of its last
 #: list, or until the loop sleeps. Without it, two readers of old messages double the p99 of publishes.
 PATIENCE = 4
-#: A clean stop writes at most so many indexes. Volumes whose index lacks removals are counted after the next start.
+#: Maximum number of stale indexes that a clean stop writes. The volumes of the others are counted after the next start.
 MOST_SAVED = 200
 _NAP_S = 0.00003
 
@@ -194,9 +194,10 @@ class LevelDBTables:
         return self.keeper.thread.leaving
 
     def close(self) -> None:
-        """Write the waiting metadata, close, and write the index of the newest volume. No other thread may be inside.
+        """Write the waiting metadata, close, and write the stale indexes and that of the newest volume.
 
-        Indexes that lack removals are written too. The newest one's names the logs, so it is written once LevelDB has ended: a flush that was under way removes a log.
+        No other thread may be inside. Indexes have the names of logs, so they are written after LevelDB has ended: a
+        flush that was under way removes a log.
         """
         self.keeper.thread.close()
         is_known = not self.committer.failed and self.keeper.thread.failed is None
@@ -213,9 +214,9 @@ class LevelDBTables:
         if is_known:
             try:
                 current = self.sets.current
-                known = [each for each in current.sealed if each.has_removals and not each.uncounted]
-                for volume in known[:MOST_SAVED]:
-                    volume.has_removals = False
+                stale = [each for each in current.sealed if each.is_index_stale and not each.uncounted]
+                for volume in stale[:MOST_SAVED]:
+                    volume.is_index_stale = False
                     save_index(volume)
                 uncounted = [volume.number for volume in current.all if volume.uncounted]
                 current.newest.write_index(self._metadata_path, uncounted)

@@ -9,8 +9,8 @@ slowly, and rows that change during the copy are changed again in the new volume
 the rows are counted first: each rewrite leaves less than half, and nothing is rewritten again before more rows have
 died. Of payloads there is no estimate: their volume is counted after one dead range of them, after four times as many,
 and so on, and once no more have died for a while. A volume from which rows were removed one by one is counted after a
-kill, and if others of the topic died together. The database of version 0.1 may be of any size: its dead rows are removed in place, as that version did, except
-payloads, which stay until the whole database is dead.
+kill, and if other rows of the topic died together. The database of version 0.1 may be of any size: its dead rows are
+removed in place, as that version did, except payloads, which stay until the whole database is dead.
 
 All of this is work of the keeper's thread (``storage.leveldb.keeper``): other rows may change between two steps.
 """
@@ -33,7 +33,7 @@ from storage.leveldb.index import DeadRanges, part_within
 from storage.leveldb.open_databases import VolumeDamaged
 from storage.leveldb.operations import ForgetDead, Seal
 from storage.leveldb.row_writes import RowWrites
-from storage.leveldb.volume import QUIET_STEPS, TABLES, Extent, Extents, Volume, group_of, save_index
+from storage.leveldb.volume import QUIET_STEPS, TABLES, Extent, Extents, Volume, save_index
 from storage.leveldb.volume_list import remove_volume
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
     if keeper.volumes.views:
         return 0  # the files of a dropped volume would stay until the last view ends
     removed = 0
-    for volume in [each for each in keeper.volumes.sealed if each in keeper.listed.touched - keeper.listed.damaged]:
+    changed = keeper.listed.touched - keeper.listed.damaged
+    for volume in [each for each in keeper.volumes.sealed if each in changed]:
         volume.quiet_steps += 1
         if keeper.is_unsent(volume):
             continue
@@ -87,13 +88,14 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
             yield from _drop(keeper, volume)
             removed += 1
     newest = keeper.volumes.newest
-    if _may_be_dropped(keeper, newest) and (yield from _is_readable_and_dead(keeper, newest)):
+    is_candidate = not newest.is_empty and _may_be_removed(keeper, newest)
+    if is_candidate and (yield from _is_readable_and_dead(keeper, newest)):
         seal = Seal(newest)
         yield seal
         yield 0.0
         is_dead = seal.error is None and (yield from _is_readable_and_dead(keeper, newest))
-        # Commits until it was sealed may have added to the journal in it.
-        if is_dead and not keeper.is_unsent(newest):
+        # Checked again: commits may have added to its journal before it was sealed.
+        if is_dead and _may_be_removed(keeper, newest):
             yield from _drop(keeper, newest)
             removed += 1
     begun_s = time.monotonic()
@@ -123,9 +125,9 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
     return removed
 
 
-def _may_be_dropped(keeper: Keeper, newest: Volume) -> bool:
-    """True unless the newest volume has no rows, or must be kept."""
-    return not (newest.is_empty or newest in keeper.listed.damaged or keeper.is_unsent(newest))
+def _may_be_removed(keeper: Keeper, volume: Volume) -> bool:
+    """True unless a volume is kept for an operator, or its journal for the second copy."""
+    return volume not in keeper.listed.damaged and not keeper.is_unsent(volume)
 
 
 def _drop(keeper: Keeper, volume: Volume) -> Generator[float | SetChange | None, None, None]:
@@ -137,15 +139,15 @@ def _drop(keeper: Keeper, volume: Volume) -> Generator[float | SetChange | None,
 
 
 def _is_readable_and_dead(keeper: Keeper, volume: Volume) -> Generator[float, None, bool]:
-    # The database of version 0.1 is not counted, but dropped once a look between its dead payloads finds none alive.
-    looks, known = volume.large and _is_unsure(volume, inf), volume.uncounted
+    # The database of version 0.1 is never counted. When a count is due, its payloads are searched instead.
+    is_search_due, known = volume.large and _is_count_due(volume, inf), volume.uncounted
     try:
-        alive = yield from first_live_table(keeper, volume, between_payloads=looks)
+        alive = yield from first_live_table(keeper, volume, between_payloads=is_search_due)
     except Unreadable as error:
-        # Looking has changed nothing, so the store need not be reopened.
+        # The search has changed nothing, so the store need not be reopened.
         _leave_alone(keeper, [volume], error)
         return False
-    if looks and alive is Table.PAYLOAD:
+    if is_search_due and alive is Table.PAYLOAD:
         _note_counted(volume, known)
     return alive is None
 
@@ -176,11 +178,11 @@ def first_live_table(
 ) -> Generator[float, None, Table | None]:
     """Return the first table that has live rows in a volume; None if all its rows are dead. Raises StoreError.
 
-    Rows of a sealed volume only die, so what was found dead stays dead while the rest is looked at. The newest volume
-    may get rows meanwhile: it must be looked at again once it is sealed.
+    Nothing is added to a sealed volume, so a part that was found dead stays dead during the rest of the search. Rows
+    may be added to the newest volume during the search: repeat it after sealing.
 
     Args:
-      between_payloads: look for live payloads between all dead ranges, whatever the estimate says.
+      between_payloads: search between all dead ranges for live payloads, whatever the estimate is.
     """
     current, reads = keeper.volumes, keeper.now()
     pauses, searched = _Pauses(), 0
@@ -213,8 +215,7 @@ def _mostly_dead(
     # and must not meet newer rows with the same keys in a merged one.
     yield None
     for volume in current.sealed:
-        worth = volume in keeper.listed.touched and not volume.large and volume not in keeper.listed.damaged
-        worth = worth and not keeper.is_unsent(volume)
+        worth = volume in keeper.listed.touched and not volume.large and _may_be_removed(keeper, volume)
         worth = worth and (yield from _is_mostly_dead(keeper, volume, until_s))
         if worth and (not found or live + volume.live_bytes <= options.settings.volume_bytes):
             found.append(volume)
@@ -228,22 +229,20 @@ def _is_mostly_dead(keeper: Keeper, volume: Volume, until_s: float) -> Generator
     """True if most bytes of a volume are dead. Counts them if the estimate says so, or cannot tell."""
     # Before the count, so that rows that die during it cause another check.
     keeper.listed.touched.discard(volume)
-    if volume.live_bytes < REWRITE_BELOW * volume.row_bytes or _is_unsure(volume, until_s):
+    if volume.live_bytes < REWRITE_BELOW * volume.row_bytes or _is_count_due(volume, until_s):
         try:
             yield from _count_live(keeper, volume)
         except Unreadable as error:
             _leave_alone(keeper, [volume], error)
             return False
-    if volume.uncounted:
+    is_mostly_dead = volume.live_bytes < REWRITE_BELOW * volume.row_bytes
+    if is_mostly_dead or volume.uncounted:
         keeper.listed.touched.add(volume)
-    if volume.live_bytes >= REWRITE_BELOW * volume.row_bytes:
-        return False
-    keeper.listed.touched.add(volume)
-    return True
+    return is_mostly_dead
 
 
-def _is_unsure(volume: Volume, until_s: float) -> bool:
-    """True if nothing tells what is left of a volume, and it is time to count that; False after ``until_s``."""
+def _is_count_due(volume: Volume, until_s: float) -> bool:
+    """True if the estimate of the live bytes may be wrong and a count is due; False after ``until_s``."""
     is_due = volume.uncounted >= volume.count_at or volume.quiet_steps > volume.count_after_steps
     return volume.uncounted > 0 and is_due and time.monotonic() < until_s
 
@@ -257,11 +256,11 @@ def _count_live(keeper: Keeper, volume: Volume) -> Generator[float, None, None]:
     except FOREIGN as error:
         raise call_failed(error, "counting rows") from error
     _note_counted(volume, known)
-    had_removals, volume.has_removals = volume.has_removals, False
-    # A clean stop lists the volumes that have to be counted, so the next start must find what was counted in this one.
-    # If the keeper has failed meanwhile, the end of a log may not be durable, and an index must not vouch for it.
+    was_stale, volume.is_index_stale = volume.is_index_stale, False
+    # Saved, because a clean stop lists only the volumes that still have to be counted. Not saved if the keeper failed
+    # during the count: the index would have the checksum of a log whose end may not be durable.
     if keeper.thread.failed is not None or not save_index(volume):
-        volume.has_removals = had_removals
+        volume.is_index_stale = was_stale
         volume.uncounted += max(1, known)
         volume.quiet_steps = 0
 
@@ -276,17 +275,16 @@ def _note_counted(volume: Volume, known: int) -> None:
 
 
 def _count_live_rows(keeper: Keeper, volume: Volume, table: Table) -> Generator[float, None, None]:
-    extents = volume.extents[table]
-    counted: dict[Extent, int] = dict.fromkeys(extents.values(), 0)
+    counted: dict[Extent, int] = dict.fromkeys(volume.extents[table].values(), 0)
     pauses = _Pauses()
     with keeper.now().rows_of([volume], table) as rows:
         every = iter(rows)
         while some := list(islice(every, _PIECE_ROWS)):
             for key, value in some:
-                found = extents.get(group_of(table, key)) or extents.get(b"")
+                found = volume.extent_of(table, key)
                 if found is not None:
                     if not counted[found]:
-                        # Not earlier: what is removed before its rows are read is not counted.
+                        # Rows that were removed before this moment are not counted, so they must not be subtracted.
                         found.removed, found.survived = 0, 1.0
                     counted[found] += len(key) + len(value)
             yield pauses.next()

@@ -94,7 +94,7 @@ class Extent:
 
     While the volume is the newest, only the commit thread changes an extent, before it writes the rows, and ``first``
     and ``last`` only move apart. So a reader that sees an older value misses no row that was committed before the read
-    began. Once the volume is sealed, only the numbers of dead bytes change, and only the keeper uses these.
+    began. Once the volume is sealed, only ``live``, ``removed`` and ``survived`` change, and only the keeper uses them.
     """
 
     volume: Volume
@@ -145,16 +145,15 @@ def note_dead(
     Args:
       dead: all dead ranges, with those that died just now.
     Returns:
-      The number of those ranges that may have rows in each volume, for each of its extents.
+      For each volume, how often one of those ranges overlaps an extent of it.
     """
     found: dict[Extent, list[tuple[bytes, bytes]]] = {}
     for part in died:
         for extent in overlapping(*part):
             found.setdefault(extent, []).append(part)
-    for extent, parts in found.items():
-        extent.note_dead(parts, dead.live_parts(extent.first, extent.last + b"\x00"))
     ranges: Counter[Volume] = Counter()
     for extent, parts in found.items():
+        extent.note_dead(parts, dead.live_parts(extent.first, extent.last + b"\x00"))
         ranges[extent.volume] += len(parts)
     return ranges
 
@@ -221,9 +220,9 @@ class Volume:
     """The rows are counted after more quiet steps than this."""
     noted_uncounted: frozenset[int] | None = None
     """Numbers of the volumes that had to be counted when this newest one was closed; None if that is not known."""
-    has_removals: bool = False
-    """True if rows were removed one by one since its index had the live bytes. The index says so, or is missing, so that
-    they are counted after the next start. For its owner."""
+    is_index_stale: bool = False
+    """True if rows were removed one by one since its index was written with the right live bytes. The index is marked,
+    or missing, so that the rows are counted after the next start. For its owner."""
     journal_first: int = 0
     """Number of its first journal entry, if it was written or read through since the start; else 0."""
     journal_last: int = 0
@@ -309,7 +308,7 @@ class Volume:
         self.quiet_steps = 0
 
     def extent_of(self, table: Table, key: bytes) -> Extent | None:
-        """Return the extent of a row; None if it has no row with such a key."""
+        """Return the extent of a row; None if the volume has no such row."""
         extents = self.extents[table]
         return extents.get(group_of(table, key)) or extents.get(b"")
 
@@ -318,9 +317,9 @@ class Volume:
         if (extent := self.extent_of(table, key)) is not None:
             extent.remove(size)
 
-    def note_removals(self) -> None:
-        """Note durably that the live bytes in its index will not be right. For its owner."""
-        self.has_removals = True
+    def mark_index_stale(self) -> None:
+        """Mark its index durably, before rows are removed; remove it if that fails. For its owner. Raises OSError."""
+        self.is_index_stale = True
         if save_index(self):
             sync_directory(self.path.parent)
         else:
@@ -365,7 +364,7 @@ class Volume:
             for table, extents in self.extents.items()
         }
         known = {"number": self.number, "journal_last": self.journal_last, "memory_bytes": self.memory_bytes}
-        counted = not (self.uncounted or self.has_removals)
+        counted = not (self.uncounted or self.is_index_stale)
         noted: dict[str, object] = {**known, **_note_logs(self.path), "counted": counted}
         if metadata is not None:
             noted |= {"metadata": _note_logs(metadata), "uncounted": list(uncounted)}
@@ -415,7 +414,7 @@ class Volume:
                     self.has_packs |= extent.packed
                     self.is_unread |= extent.packed and not group
             logs, of_metadata = _noted_logs(found), _noted_logs(found.get("metadata", {}))
-            self.has_removals = not found.get("counted", True)  # earlier versions did not write it
+            self.is_index_stale = not found.get("counted", True)  # earlier versions did not write it
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self.extents = {table: Extents() for table in TABLES}
             return None

@@ -48,10 +48,10 @@ PLANTED = [
 #: Seeds that found a mistake, or a race of version 0.1, only after many others. A normal run tries them first; if the
 #: store's code has changed, the search goes through all seeds again. ``make torture`` always searches.
 QUICK_SEEDS = {
-    "a_view_that_outlives_its_volume": 9,
+    "a_view_that_outlives_its_volume": 7,
     "a_change_of_what_is_being_replaced": 19,
-    "a_rewrite_that_misses_changes": 1,
-    "a_checkpoint_that_forgets": 11,
+    "a_rewrite_that_misses_changes": 4,
+    "a_checkpoint_that_forgets": 37,
     "a_wake_up_that_is_lost": 2,
     "a_loop_that_writes_while_the_thread_does": 49,
     "a_batch_that_is_sent_before_it_is_durable": 5,

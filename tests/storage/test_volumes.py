@@ -655,7 +655,7 @@ async def test_a_volume_is_removed_whose_last_row_was_removed_alone_after_a_burs
     assert "00000001" not in folders(store)
 
 
-async def test_an_index_lacks_removals_only_if_it_says_so(store, monkeypatch):
+async def test_an_index_is_marked_stale_before_rows_are_removed(store, monkeypatch):
     await fill(store, 20)
     first = store._db.sets.current.all[0]
     real, found = Database.batch, []
@@ -692,7 +692,7 @@ async def test_rows_that_are_removed_while_they_are_counted_do_not_count_as_aliv
     assert first in store._db.sets.current.all
 
 
-async def test_an_index_that_cannot_say_that_rows_were_removed_is_removed(store, monkeypatch):
+async def test_an_index_that_cannot_be_marked_stale_is_removed(store, monkeypatch):
     await fill(store, 20)
     first = store._db.sets.current.all[0]
     assert index_path(first.path).exists()
