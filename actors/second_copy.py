@@ -206,7 +206,7 @@ class SecondCopy:
         try:
             await self.begin()
         except StoreError:
-            # Only now: the gap is sealed even if the disk has failed, as long as the store can be read.
+            # Not earlier: while a failed store can still be read, ``begin`` can seal the gap.
             await self._store.recover()
             raise
 
@@ -338,7 +338,7 @@ class SecondCopy:
 
     async def _make_base(self) -> Base:
         """Copy the whole store. Raises StoreError, StoreUnusable: it may be tried again."""
-        # In mode ``sync``, whoever could reopen the store may be waiting for a commit to count, which needs the first base.
+        # In mode ``sync``, all callers that would reopen a failed store may be waiting for the first base.
         await self._store.recover()
         # Every commit before the place is in the store, and so in the base.
         base = await self._bases.write(self.log.reign.place, self._run, self._outbox.shift)

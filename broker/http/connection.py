@@ -32,7 +32,7 @@ RECEIVE_BYTES = 64 << 10
 GATHERED_BYTES = 256 << 10
 #: Bytes that a client may send ahead while it waits for an answer.
 MAX_PIPELINED_BYTES = 64 << 10
-#: Time limit for discarding the rest of a refused body, so that the client sees the answer before a reset.
+#: Time limit for discarding the rest of a refused body, or of a WebSocket, so that the client can read the answer.
 LINGER_S = 2.0
 #: The same for a client that may have pipelined requests that will not be answered.
 BRIEF_LINGER_S = 0.1

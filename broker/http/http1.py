@@ -558,7 +558,8 @@ class Http1:
 
         self._connection.state = State.TALKING
         await StreamSocket(begin, self._parts, self._connection).run(head)
-        # A client may send messages until it has read the close, and a reset would take that, and answers, from it.
+        # The client may still be sending. If its input were left unread, the kernel would reset the connection, and the
+        # client would lose the close and the last answers.
         return LINGER_S
 
     async def _serve_hot(self, head: Head) -> float:

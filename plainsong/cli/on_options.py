@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FOREVER = "forever"
 READER = "reader:"
-#: Time to wait for the lock of a position's file.
+#: Time limit for acquiring the lock of a position's file.
 LOCK_WAIT_S = 3.0
 _LOCK_PAUSE_S = 0.02
 
@@ -128,7 +128,7 @@ class KeptPosition:
         except OSError as error:
             raise CommandFailed(f"cannot keep the position in {self.path}: {error.strerror}") from error
         try:
-            if not _takes_lock(lock):
+            if not _try_lock(lock):
                 says = f"another process uses the position {self.path}"
                 raise CommandFailed(says, hint="one is enough; for another purpose, give another --position")
             yield
@@ -136,10 +136,10 @@ class KeptPosition:
             os.close(lock)
 
 
-def _takes_lock(lock: int) -> bool:
-    """Lock a file. Returns False if another process keeps the lock for ``LOCK_WAIT_S``.
+def _try_lock(lock: int) -> bool:
+    """Lock a file. Returns False if another process holds the lock for ``LOCK_WAIT_S``.
 
-    A command that was killed while it started a process may leave a copy of itself for a moment, which has the lock.
+    If ``plainsong on`` is killed while it forks, its child holds the lock until it runs its program.
     """
     until_s = time.monotonic() + LOCK_WAIT_S
     while True:

@@ -9,8 +9,8 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_unconfigure() -> None:
-    """Ignore the complaints of event loops that failed schedules have abandoned, and that are collected only now.
+    """Ignore the warnings of event loops that failed schedules have abandoned, if they are collected only now.
 
-    The marks of ``test_schedules`` ignore those that are collected while it runs.
+    The marks in ``test_schedules`` ignore those that are collected earlier.
     """
     warnings.simplefilter("ignore", pytest.PytestUnraisableExceptionWarning)

@@ -129,7 +129,7 @@ class CopyWorld(StoreWorld):
 
     outbox: Outbox
     copy: SecondCopy
-    # The log's check for clones relies on it that no message gets another value (``Unsent.has_other_values``).
+    # Without "replace": nothing overwrites a message, and the check for clones relies on that.
     kinds = ("remove", "roll back", "drop", "drop")
 
     def run(self) -> None:
