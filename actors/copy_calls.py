@@ -9,7 +9,7 @@ import trio
 
 from actors.last_error import LastError
 from storage.base import StoreError, StoreUnusable
-from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreUnavailable, carry_out, ignore
+from storage.replication.carry import PAUSES_S, ObjectStoreUnavailable, carry_out, ignore
 from storage.replication.protocol import BucketWentBack, Foreign, ReignOver
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class CopyCalls:
                 return await read()
             except ObjectStoreUnavailable as error:
                 self.error.failed(error.detail)
-                await trio.sleep(FIRST_PAUSE_S)
+                await trio.sleep(PAUSES_S[0])
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call while the object store refuses access or the disk fails: rights and space may return."""

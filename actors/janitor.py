@@ -8,6 +8,7 @@ actor. After a crash the remaining rows are still invisible, and the next round 
 from __future__ import annotations
 
 import logging
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import trio
@@ -30,7 +31,7 @@ from plainsong.protocol.keys import topic_range as all_topics
 from plainsong.protocol.records import HighWater, Metadata
 from plainsong.protocol.topic.asks import Cleaned, CleaningPlan, PlanCleaning
 from plainsong.protocol.topic.usage import Usage
-from storage.base import read_rows
+from storage.base import pages_of_rows, read_rows
 from storage.cleaning import Sweep, is_message, is_payload
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
-#: Topics read from the metadata table at a time.
-LIST_ROWS = 500
 
 
 class Janitor:
@@ -91,14 +90,10 @@ class Janitor:
         """Clean all topics once; return the number of rows removed."""
         removed = 0
         seen: set[TopicName] = set()
-        start, stop = all_topics()
-        while True:
-            rows = await read_rows(self._store, Table.METADATA, start, stop, limit=LIST_ROWS)
-            for row in rows:
-                removed += await self._clean_row(row, seen)
-            if len(rows) < LIST_ROWS:
-                break
-            start = rows[-1][0] + b"\x00"
+        async with aclosing(pages_of_rows(self._store, Table.METADATA, *all_topics())) as pages:
+            async for rows in pages:
+                for row in rows:
+                    removed += await self._clean_row(row, seen)
         for name in self._first_keys.keys() - seen:
             del self._first_keys[name]  # the topic was removed, or has another owner now
         self.rounds += 1

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from actors.chain_loading import cover_rest, load_chain
 from plainsong.protocol.effects import Table
-from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import (
     HIGH_WATER,
     POINTER,
@@ -22,22 +22,17 @@ from plainsong.protocol.keys import (
     system_key,
 )
 from plainsong.protocol.records import HighWater, Metadata, Reader
-from plainsong.protocol.topic.chain import StoredRows, row_of
-from plainsong.protocol.topic.chain_rules import chain_prefix, restore_chain
 from plainsong.protocol.topic.pending import Pending
 from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.topic.state import TopicLimits, TopicState
 from plainsong.protocol.topic.transactional import apply_known_decisions
 from plainsong.protocol.topic.upkeep import torn_ranges
 from plainsong.protocol.transactions.transaction import NoAuthority
-from storage.base import read_rows
-from storage.cleaning import is_message, is_reference, payloads_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from plainsong.protocol.names import TopicName
-    from plainsong.protocol.topic.chain import Chain, ChainedRow
     from plainsong.protocol.transactions.transaction import Authority
     from storage.base import Row, Store
 
@@ -82,11 +77,9 @@ async def load_topic(
     await store.scan(Table.MESSAGE, start, stop_after(state.prefix), replay)
     if READER not in lacks:
         await _load_readers(state, metadata.generation, store)
-    chained = metadata.properties.chain != "none" and not metadata.partly_cleaned
-    covered = await _load_chain(state, store) if chained else None
+    covered = await load_chain(state, store)
     state.loaded()
-    if covered is not None:
-        await _find_uncovered(state, store, covered)
+    await cover_rest(state, store, covered)
     state.producers.replay_ms = round((trio.current_time() - begun_s) * 1000)
     apply_known_decisions(state)
     if not store.traits.whole_commits:
@@ -139,59 +132,6 @@ async def _find_torn_payloads(state: TopicState, store: Store) -> None:
 
     for start, stop in torn_ranges(state):
         await store.scan(Table.PAYLOAD, start, stop, take, values=False)
-
-
-async def _load_chain(state: TopicState, store: Store) -> bytes | None:
-    """Load the last entry of the topic's chain; return the position after which rows have no entry, or None."""
-    start = chain_prefix(state)
-    rows = await read_rows(store, Table.PAYLOAD, start, stop_after(start), limit=1, reverse=True)
-    last = (rows[0][0][len(start) :], rows[0][1]) if rows else None
-    try:
-        return restore_chain(state, last)
-    except DamagedRow as error:
-        # Later messages are covered; verification reports the damaged entry.
-        log.warning("entry of the chain unreadable", extra={"topic": str(state.name), "why": str(error)})
-        return None
-
-
-async def _find_uncovered(state: TopicState, store: Store, covered: bytes) -> None:
-    """Cover message rows after the last entry, left by an interrupted commit; none was acknowledged."""
-    chain, torn = state.chain, frozenset(state.torn)
-    assert chain is not None
-    start: bytes | None = state.prefix + covered + b"\x00"
-    while start is not None:
-        start = await _cover_some(chain, store, torn, start, stop_after(state.prefix))
-
-
-async def _cover_some(chain: Chain, store: Store, torn: Collection[bytes], start: bytes, stop: bytes) -> bytes | None:
-    """Cover rows up to and including the first one that publishes stored messages, whose payload rows must be read.
-
-    Returns the key after that row; None if there was none.
-    """
-    found: list[tuple[ChainedRow, Row]] = []
-
-    def take(rows: Sequence[Row]) -> bool:
-        rows = [row for row in rows if row[0] not in torn]
-        at = next((at for at, row in enumerate(rows) if is_reference(row) and is_message(row)), len(rows))
-        chain.cover(rows[:at], {})
-        found.extend((row_of(row[0][-POSITION_BYTES:], row[1]), row) for row in rows[at : at + 1])
-        return not found
-
-    await store.scan(Table.MESSAGE, start, stop, take)
-    if not found:
-        return None
-    ((reference, row),) = found
-    assert reference.stored is not None  # it is a reference, and can be read
-    digest = StoredRows(reference.position, reference.stored)
-
-    def take_stored(rows: Sequence[Row]) -> bool:
-        for key, value in rows:
-            digest.take(key[-POSITION_BYTES:], value)
-        return True
-
-    await store.scan(Table.PAYLOAD, *payloads_of(row), take_stored)
-    chain.cover([row], {reference.position: digest.digest()})
-    return row[0] + b"\x00"
 
 
 async def _load_readers(state: TopicState, generation: int, store: Store) -> None:

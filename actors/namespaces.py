@@ -28,11 +28,10 @@ from plainsong.protocol.keys import (
     topic_of,
     topic_range,
 )
-from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import shown_value
 from plainsong.protocol.records import Metadata, NamespaceProperties
 from plainsong.protocol.topic.producer_state import INHERITED, NamespacePolicy
-from storage.base import Deposed, read_rows
+from storage.base import NAMESPACES_NAME, Deposed, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from storage.base import Row, Store
 
 log = logging.getLogger(__name__)
-#: The name to claim before writing a namespace's row; no topic has an empty namespace.
-_CLAIM_NAME = TopicName("", "namespaces")
 #: The interval for reading all rows again on a shared store.
 REFRESH_S = 15.0
 #: Attempts at a change when other instances make changes at the same time.
@@ -174,7 +171,7 @@ class Namespaces:
     async def _put(self, namespace: str, chosen: Deduplication) -> bool:
         """Return True if the row had to be written. Raises Deposed if another instance writes one at the same time."""
         shared = self._store.traits.shared
-        claim = await self._store.claim(_CLAIM_NAME) if shared else None
+        claim = await self._store.claim(NAMESPACES_NAME) if shared else None
         if shared:
             await self.read_again(namespace)
         old = self._known.get(namespace, NamespaceProperties())
@@ -185,7 +182,7 @@ class Namespaces:
         if new == old:
             return False
         row = put_one(Table.METADATA, namespace_key(namespace), new.encode())
-        claim, begun = claim or await self._store.claim(_CLAIM_NAME), self._moment()
+        claim, begun = claim or await self._store.claim(NAMESPACES_NAME), self._moment()
         await self._store.write([row], claim=claim)
         if self._known_at.get(namespace, 0) < begun:
             self._keep(namespace, new, self._moment())

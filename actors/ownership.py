@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.cluster import SLICES
 
 if TYPE_CHECKING:
@@ -105,9 +106,8 @@ class Alone:
 # Without them, two instances that disagree about a topic's owner would take it from each other with every request.
 
 
-#: The first pause, and the longest; each pause is twice the previous one.
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 10.0
+#: The pauses; the last one repeats.
+PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0)
 #: Time without being deposed after which pauses start again with the first one.
 FORGET_PAUSES_S = 60.0
 #: Topics remembered at most; beyond that, the one deposed longest ago is forgotten.
@@ -117,7 +117,7 @@ MAX_TOPICS = 10_000
 class _Pause(NamedTuple):
     """Consecutive losses of a topic, the time of the last one, and the end of the pause, in seconds of trio's clock."""
 
-    times: int
+    losses: Backoff
     since_s: float
     until_s: float
 
@@ -134,9 +134,11 @@ class ClaimPauses:
     def begin(self, name: TopicName, now_s: float) -> float:
         """Begin a pause, as another instance has claimed the topic. Return its length in seconds."""
         before = self._pauses.pop(name, None)
-        times = 1 if before is None or now_s - before.since_s > FORGET_PAUSES_S else before.times + 1
-        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(times - 1, 20), LONGEST_PAUSE_S)
-        self._pauses[name] = _Pause(times, now_s, now_s + pause_s)
+        losses = Backoff(PAUSES_S)
+        if before is not None and now_s - before.since_s <= FORGET_PAUSES_S:
+            losses = before.losses
+        pause_s = losses.failed()
+        self._pauses[name] = _Pause(losses, now_s, now_s + pause_s)
         if len(self._pauses) > MAX_TOPICS:
             self._pauses.popitem(last=False)
         return pause_s

@@ -9,6 +9,7 @@ pointers.
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
@@ -20,7 +21,7 @@ from plainsong.protocol.keys import POINTER, SYSTEM, DamagedRow, parse_pointer_k
 from plainsong.protocol.topic.pending import transactional_pointers
 from plainsong.protocol.topic.publish import NotEnlisted
 from plainsong.protocol.topic.state import TopicLimits
-from storage.base import read_rows
+from storage.base import pages_of_rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     AskService = Callable[[int, TopicName], Awaitable[tuple[int, ...]]]
 
 A = TypeVar("A")
-_LIST_ROWS = 500
 #: Pointers whose last wake-up is remembered; for others a reader assumes a recent wake-up, and checks again.
 REMEMBERED_WAKES = 4096
 
@@ -88,20 +88,16 @@ class PointerIndex:
             await self._load_left_behind(store)
 
     async def _load_left_behind(self, store: Store) -> None:
-        start, stop = topic_range()
-        while True:
-            rows = await read_rows(store, Table.METADATA, start, stop, limit=_LIST_ROWS, values=False)
-            for key, _ in rows:
-                try:
-                    state = await load_topic(topic_of(key)[0], store, TopicLimits())
-                except DamagedRow:
-                    continue  # the topic is unusable; its own load reports it
-                changed = transactional_pointers(state.changed)
-                self.begin(state.name, changed)
-                self.end(changed)
-            if len(rows) < _LIST_ROWS:
-                return
-            start = rows[-1][0] + b"\x00"
+        async with aclosing(pages_of_rows(store, Table.METADATA, *topic_range(), values=False)) as pages:
+            async for rows in pages:
+                for key, _ in rows:
+                    try:
+                        state = await load_topic(topic_of(key)[0], store, TopicLimits())
+                    except DamagedRow:
+                        continue  # the topic is unusable; its own load reports it
+                    changed = transactional_pointers(state.changed)
+                    self.begin(state.name, changed)
+                    self.end(changed)
 
     # --- topics -----------------------------------------------------------------------------------
 

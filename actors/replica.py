@@ -15,10 +15,11 @@ import trio
 
 from actors.mailbox import SingleFlight
 from actors.ownership import ClaimPauses
-from actors.transaction_actor import SERVICE_NAME, service_moved
+from actors.transaction_actor import service_moved
 from plainsong.protocol.backoff import Backoff
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, TransactionsUnavailable
 from plainsong.protocol.transactions.replica import UNKNOWN_VERSION, ReplicaState
+from storage.base import SERVICE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

@@ -23,8 +23,6 @@ import trio
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.keys import (
-    MESSAGE_TAIL_BYTES,
-    PAYLOAD_TAIL_BYTES,
     DamagedRow,
     metadata_key,
     stop_after,
@@ -33,9 +31,9 @@ from plainsong.protocol.keys import (
     topic_range,
 )
 from plainsong.protocol.names import TopicName
-from storage.base import StoreError, Unreadable
+from storage.base import SERVICE_NAME, StoreError, Unreadable
 from storage.cleaning import is_message, is_payload
-from storage.damage import approach, behind, last_before, read_around, shown_place
+from storage.damage import TAIL_BYTES, approach, behind, last_before, read_around, shown_place
 from storage.directory import write_whole
 from storage.inspect.describe import describe
 from storage.pace import Pace, paced_rows
@@ -62,8 +60,7 @@ KEEP_EVERY_S = 60.0
 #: A round older than this number of intervals is not continued: its first reads are too long ago.
 MAX_INTERVALS = 4
 #: On a shared store, the owner of this name scrubs the rows that belong to no topic.
-_NO_TOPIC = TopicName("", "transactions")
-_TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
+_NO_TOPIC = SERVICE_NAME
 _FIRST, _LAST = b"", b"\xff" * 8
 _SHOWN_TABLES: dict[Table, Literal["metadata", "message", "payload"]] = {
     Table.METADATA: "metadata",
@@ -489,7 +486,7 @@ def _fault(table: Table, row: Row) -> str:
 def _end_of(table: Table, start: bytes, stop: bytes) -> bytes:
     """Return the last key that a row of the topic can have; for rows of no topic, the end of the range."""
     size = len(topic_prefix(start))
-    return start[:size] + b"\xff" * _TAIL_BYTES[table] if size and table in _TAIL_BYTES else stop
+    return start[:size] + b"\xff" * TAIL_BYTES[table] if size and table in TAIL_BYTES else stop
 
 
 def _first_of(finding: ScrubFinding, beside: bytes) -> bytes:

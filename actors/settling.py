@@ -42,7 +42,7 @@ from plainsong.protocol.topic.pending import Pending
 from plainsong.protocol.topic.producer_state import DeduplicationRecord, Producer
 from plainsong.protocol.topic.state import TopicLimits
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
-from storage.base import AFTER_ALL, StoreUnusable, read_rows
+from storage.base import AFTER_ALL, SERVICE_NAME, StoreUnusable, read_rows
 from storage.replication.record import FOLLOWED_KEY, SETTLED_KEY, Followed, Settle
 from storage.threaded import in_thread
 
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 #: clock from leases and segments, which it reads some time after they were written, so the primary's clock may be further
 #: ahead than it seems: by a second or two, unless all reads were late.
 LATE_S = 10.0
-_SERVICE_NAME = TopicName("", "transactions")
 #: From this number of operations on, a commit is written: topics share commits, since a sync for each would take longer.
 _COMMIT_OPERATIONS = 1000
 _UNBOUNDED = TopicLimits(max_pending=1 << 62, max_producers=1 << 62)
@@ -92,7 +91,7 @@ async def settle(
         return SettledStore(len(names), 0)
     restored = _Restored(present, done.from_ms)
     await restored.decide()
-    claim = await store.claim(_SERVICE_NAME)
+    claim = await store.claim(SERVICE_NAME)
     rolled_back = 0
     for name in names:
         await until_room()

@@ -13,7 +13,6 @@ from actors.decisions import PointerClosing, roll_back
 from actors.mailbox import Ticket
 from plainsong.protocol.effects import Table
 from plainsong.protocol.errors import NoOwner, OutcomeUnknown, PlainsongError, TransactionsUnavailable
-from plainsong.protocol.names import TopicName
 from plainsong.protocol.transactions.asks import (
     Abort,
     CloseFirst,
@@ -29,6 +28,7 @@ from plainsong.protocol.transactions.ledger import MANY_INVALID, ManagerNow, Man
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
 from plainsong.protocol.transactions.manager import LedgerLoader, ManagerCore
 from plainsong.protocol.transactions.replica import PointerChanges
+from storage.base import SERVICE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The name under which the service's rows are claimed and written; no topic has an empty namespace.
-SERVICE_NAME = TopicName("", "transactions")
 #: Requests that change nothing, so that a failed commit cannot leave their outcome unknown.
 TRANSACTION_READS = (InvalidBefore, ListAll, LookAt, Nothing)
 #: How long callers wait for the first load: shorter than the time-out of requests between instances.

@@ -86,6 +86,18 @@ def _remove_at_once(path: Path) -> Iterator[float]:
     yield from ()
 
 
+def _cut_each_head() -> None:
+    from broker.http import http1
+
+    cut_head = http1.Http1._cut_head
+
+    def cut_again(self: http1.Http1, pending: bytes) -> object:
+        self._last = http1._NO_HEAD
+        return cut_head(self, pending)
+
+    _set("broker.http.http1:Http1._cut_head", cut_again)
+
+
 PUBLISHES = ("single x1", "single x16", "single x50", "batch x1", "batch x4")
 MECHANISMS: dict[str, Mechanism] = {
     "spinning": Mechanism(
@@ -155,6 +167,21 @@ MECHANISMS: dict[str, Mechanism] = {
         _sets(("broker.api.topics.topics:KeptNames.get", lambda *_: None)),
         ("list of 1000 topics",),
     ),
+    "kept-head": Mechanism(
+        "a head that a client repeats is not parsed again, nor its sender admitted again",
+        _cut_each_head,
+        ("single x1", "single x16", "page of 10 x1", "page of 10 x16"),
+    ),
+    "quick-routes": Mechanism(
+        "the listener calls handlers of short requests without messages itself, without the application",
+        _sets(("broker.http.route:Route.is_direct", property(lambda self: self.hot))),
+        ("show x1", "show x16"),
+    ),
+    "volume-cache": Mechanism(
+        "LevelDB caches blocks of each volume that small reads decompressed",
+        _sets(("storage.leveldb.options:_VOLUME_CACHE_BYTES", 0)),
+        ("walk by 10", "walk by 100"),
+    ),
 }
 
 
@@ -173,7 +200,7 @@ class Found:
 class Side:
     """A daemon with its own store, and the loads for it."""
 
-    KINDS = frozenset({"single", "batch", "steady", "expiring", "page", "walk", "list"})
+    KINDS = frozenset({"single", "batch", "steady", "expiring", "page", "walk", "list", "show"})
 
     def __init__(self, ours: Daemon, firsts: dict[str, Sequence[bytes]], seconds: float) -> None:
         self._ours = ours
@@ -199,6 +226,8 @@ class Side:
             return self._page(limit, connections)
         if kind == "walk":
             return self._walk(int(rest[1]))
+        if kind == "show":
+            return self._show(int(rest[0][1:]))
         return self._list(int(rest[1]))
 
     def _timed(self, run: Callable[[], dict[str, float]], each: float) -> Found:
@@ -251,6 +280,10 @@ class Side:
                 return running.end()
 
         return self._timed(run, limit)
+
+    def _show(self, connections: int) -> Found:
+        request = f"GET {bodies.path(self._topic())} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        return self._timed(lambda: run_load(self._ours.port, connections, request, self._seconds), 1)
 
     def _list(self, topics: int) -> Found:
         while self._topics < topics:

@@ -13,11 +13,11 @@ from actors.ownership import Alone
 from actors.pointers import Enlistments
 from actors.replica import RoutedTransactions
 from actors.tephra import ForeignTephra
-from actors.transaction_actor import SERVICE_NAME
 from actors.transactions import TransactionService
 from broker.config.values import parse_address
 from plainsong.protocol.errors import TransactionsUnavailable
 from plainsong.protocol.transactions.ledger import TransactionSettings
+from storage.base import SERVICE_NAME
 
 if TYPE_CHECKING:
     from actors.decisions import AskTopic

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TextIO
 
-from broker.http.messages import OWNER_HEADER
+from plainsong.protocol.cluster import OWNER_HEADER
 from plainsong.protocol.masking import masked
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ servers   /livez, /metrics, GET /v1/replication and the take-over; every other a
 
 from __future__ import annotations
 
-import logging
 import platform
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from broker.tls import Certificates
     from plainsong.protocol.answers.service import TakenOver
 
-log = logging.getLogger(__name__)
 #: The longest time that a request for a take-over waits: shorter than that of the command.
 MAX_TAKE_OVER_S = 45.0
 #: Names the URLs at which clients reach the primary.

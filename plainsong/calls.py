@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from plainsong.protocol.answers.service import ClusterView, FindingRow, ReplicationState
     from plainsong.protocol.answers.topics import (
         ChainPage,
+        ChangeReport,
         DeletedTopic,
+        DrainReport,
         History,
         NamespaceDescription,
         Offsets,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         ProducerState,
         TopicPage,
         TopicStats,
+        UndeletedTopic,
     )
     from plainsong.protocol.codec.avro import Avro2Codec, AvroCodec
     from plainsong.protocol.requests import Isolation, PollRequest, PublishRequest
@@ -191,7 +194,7 @@ def create_topic(namespace: str, topic: str, properties: Mapping[str, Any], *, i
 
 def set_properties(
     namespace: str, topic: str, properties: Mapping[str, Any], if_match: str | None = None
-) -> Call[dict[str, Any]]:
+) -> Call[ChangeReport]:
     """``PUT /{t}/properties``, answered with its effects."""
     headers = _JSON if if_match is None else (*_JSON, ("If-Match", if_match))
     path = topic_path(namespace, topic, "/properties")
@@ -227,37 +230,33 @@ def _properties(answer: Answer) -> dict[str, str]:
 
 def list_topics(namespace: str) -> Call[list[str]]:
     """``GET`` of all topic names, sorted."""
-
-    def read(answer: Answer) -> list[str]:
-        return [str(name) for name in json_of(answer)]
-
-    return Call(Request("GET", namespace_path(namespace) + "/topics"), read)
+    return Call(Request("GET", namespace_path(namespace) + "/topics"), list_of(str))
 
 
 def deleted_topics(namespace: str) -> Call[list[DeletedTopic]]:
     """``GET`` of the deleted topics, by name."""
-    return Call(Request("GET", namespace_path(namespace) + "/topics?deleted=true"), _objects)
+    return Call(Request("GET", namespace_path(namespace) + "/topics?deleted=true"), list_of(dict))
 
 
 def topics_page(query: Mapping[str, Any]) -> Call[TopicPage]:
     """``GET /v1/topics``: a page of the topics of all namespaces."""
     given = {name: value for name, value in query.items() if value is not None}
-    return Call(Request("GET", "/v1/topics" + ("?" + urlencode(given) if given else "")), _object)
+    return Call(Request("GET", "/v1/topics" + ("?" + urlencode(given) if given else "")), object_of)
 
 
 def topic_history(namespace: str, topic: str) -> Call[History]:
     """``GET /{t}/history``."""
-    return Call(Request("GET", topic_path(namespace, topic, "/history")), _object)
+    return Call(Request("GET", topic_path(namespace, topic, "/history")), object_of)
 
 
 def attention() -> Call[list[FindingRow]]:
     """``GET /v1/attention``."""
-    return Call(Request("GET", "/v1/attention"), _objects)
+    return Call(Request("GET", "/v1/attention"), list_of(dict))
 
 
 def replication() -> Call[ReplicationState]:
     """``GET /v1/replication``."""
-    return Call(Request("GET", "/v1/replication"), _object)
+    return Call(Request("GET", "/v1/replication"), object_of)
 
 
 def events_path(namespace: str, topics: Iterable[str], kinds: Iterable[str]) -> str:
@@ -277,40 +276,40 @@ def events_path(namespace: str, topics: Iterable[str], kinds: Iterable[str]) -> 
     return "/v1/events?" + urlencode({name: value for name, value in query.items() if value}, safe=":,")
 
 
-def dry_run(call: Call[Any]) -> Call[dict[str, Any]]:
+def dry_run(call: Call[Any]) -> Call[ChangeReport]:
     """Return the call as a dry run, answered with its effects; it changes nothing."""
     request = call.request
     path = request.path + ("&" if "?" in request.path else "?") + "dryRun=true"
-    return Call(request._replace(path=path), _object)
+    return Call(request._replace(path=path), object_of)
 
 
-def _object(answer: Answer) -> Any:
+def object_of(answer: Answer) -> Any:
     """The body, which is an object, as the type of the call. Raises ValueError, TypeError."""
     return dict(json_of(answer))
 
 
-def _objects(answer: Answer) -> Any:
-    """The body, which is a list of objects, as the type of the call. Raises ValueError, TypeError."""
-    return [dict(each) for each in json_of(answer)]
+def list_of(read: Callable[[Any], Any]) -> Callable[[Answer], Any]:
+    """Return a function that reads a body which is a list, each entry by ``read``, as the type of the call."""
+    return lambda answer: [read(each) for each in json_of(answer)]
 
 
-def effect_of(answer: Answer) -> dict[str, Any]:
-    """Return the effects of a change; empty for a daemon that does not report them yet."""
-    return dict(json_of(answer)) if answer.body else {}
+def effect_of(answer: Answer) -> Any:
+    """The effects of a change, as the type of the call; empty for a daemon that does not report them yet."""
+    return object_of(answer) if answer.body else {}
 
 
-def delete_topic(namespace: str, topic: str, if_match: str | None = None) -> Call[dict[str, Any]]:
+def delete_topic(namespace: str, topic: str, if_match: str | None = None) -> Call[ChangeReport]:
     """``DELETE /{t}``, answered with its effects."""
     headers = () if if_match is None else (("If-Match", if_match),)
     return Call(Request("DELETE", topic_path(namespace, topic), headers), effect_of, "twice")
 
 
-def undelete_topic(namespace: str, topic: str) -> Call[dict[str, Any]]:
+def undelete_topic(namespace: str, topic: str) -> Call[UndeletedTopic]:
     """``POST /{t}/undelete``, answered with the topic and the effects."""
     return Call(Request("POST", topic_path(namespace, topic, "/undelete")), effect_of, "twice")
 
 
-def set_aside(namespace: str, topic: str, first: str, last: str) -> Call[dict[str, Any]]:
+def set_aside(namespace: str, topic: str, first: str, last: str) -> Call[ChangeReport]:
     """``POST /{t}/set-aside``; doing it again finds nothing."""
     body = as_json({"from": first, "to": last})
     return Call(Request("POST", topic_path(namespace, topic, "/set-aside"), _JSON, body), effect_of, "twice")
@@ -330,18 +329,18 @@ def chain_head(namespace: str, topic: str) -> Call[ChainHead]:
 def chain_entries(namespace: str, topic: str, after: str | None, *, messages: bool) -> Call[ChainPage]:
     """``GET /{t}/chain/entries``: a page of the entries and messages that a verification needs."""
     query = urlencode({"messages": str(messages).lower()} | ({} if after is None else {"after": after}))
-    return Call(Request("GET", topic_path(namespace, topic, "/chain/entries?" + query)), _object)
+    return Call(Request("GET", topic_path(namespace, topic, "/chain/entries?" + query)), object_of)
 
 
 def topic_stats(namespace: str, topic: str, reader: str | None = None) -> Call[TopicStats]:
     """``GET /{t}/stats``."""
     query = "?" + urlencode({"reader": reader}) if reader is not None else ""
-    return Call(Request("GET", topic_path(namespace, topic, "/stats" + query)), _object)
+    return Call(Request("GET", topic_path(namespace, topic, "/stats" + query)), object_of)
 
 
 def topic_offsets(namespace: str, topic: str, bounds: Mapping[str, Any]) -> Call[Offsets]:
     """``POST /{t}/offsets``: where a bounded read would end."""
-    return Call(Request("POST", topic_path(namespace, topic, "/offsets"), _JSON, as_json(bounds)), _object)
+    return Call(Request("POST", topic_path(namespace, topic, "/offsets"), _JSON, as_json(bounds)), object_of)
 
 
 # --- readers -------------------------------------------------------------------------------------
@@ -354,12 +353,12 @@ def reader_path(namespace: str, topic: str, reader: str) -> str:
 
 def list_readers(namespace: str, topic: str) -> Call[list[ReaderRow]]:
     """``GET /{t}/readers``."""
-    return Call(Request("GET", topic_path(namespace, topic, "/readers")), _objects)
+    return Call(Request("GET", topic_path(namespace, topic, "/readers")), list_of(dict))
 
 
 def show_reader(namespace: str, topic: str, reader: str) -> Call[ReaderRow]:
     """``GET /{t}/readers/{name}``."""
-    return Call(Request("GET", reader_path(namespace, topic, reader)), _object)
+    return Call(Request("GET", reader_path(namespace, topic, reader)), object_of)
 
 
 def set_reader(
@@ -571,11 +570,7 @@ def look(
             query[name] = bound.hex() if isinstance(bound, bytes) else bound
     more = {"limit": limit, "order": "desc" if newest_first else None, "payloadBytes": payload_bytes}
     query |= {name: value for name, value in {**more, "filter": containing}.items() if value is not None}
-
-    def read(answer: Answer) -> Sequence[Seen]:
-        return [_seen(each) for each in json_of(answer)]
-
-    return Call(Request("GET", topic_path(namespace, topic, "/messages?" + urlencode(query))), read)
+    return Call(Request("GET", topic_path(namespace, topic, "/messages?" + urlencode(query))), list_of(_seen))
 
 
 def look_at_one(namespace: str, topic: str, message_id: str) -> Call[Seen]:
@@ -723,13 +718,13 @@ def producer_path(namespace: str, topic: str, producer: str, rest: str = "") -> 
 def list_producers(namespace: str, topic: str, after: str | None, limit: int) -> Call[ProducerList]:
     """``GET /{t}/producers``: one page, with the topic's figures over all producers."""
     query = {"limit": str(limit), **({} if after is None else {"after": after})}
-    return Call(Request("GET", topic_path(namespace, topic, "/producers?" + urlencode(query))), _object)
+    return Call(Request("GET", topic_path(namespace, topic, "/producers?" + urlencode(query))), object_of)
 
 
 def show_producer(namespace: str, topic: str, producer: str, generation: int | None = None) -> Call[ProducerState]:
     """``GET /{t}/producers/{name}``; with a generation also of a deleted topic."""
     query = "" if generation is None else f"?generation={generation}"
-    return Call(Request("GET", producer_path(namespace, topic, producer, query)), _object)
+    return Call(Request("GET", producer_path(namespace, topic, producer, query)), object_of)
 
 
 def delete_producer(namespace: str, topic: str, producer: str) -> Call[None]:
@@ -739,22 +734,18 @@ def delete_producer(namespace: str, topic: str, producer: str) -> Call[None]:
 
 def list_namespaces() -> Call[list[str]]:
     """``GET /v1/namespaces``."""
-
-    def read(answer: Answer) -> list[str]:
-        return [str(name) for name in json_of(answer)]
-
-    return Call(Request("GET", "/v1/namespaces"), read)
+    return Call(Request("GET", "/v1/namespaces"), list_of(str))
 
 
 def show_namespace(namespace: str) -> Call[NamespaceDescription]:
     """``GET /v1/namespaces/{ns}/properties``."""
-    return Call(Request("GET", namespace_path(namespace) + "/properties"), _object)
+    return Call(Request("GET", namespace_path(namespace) + "/properties"), object_of)
 
 
 def set_namespace(namespace: str, properties: Mapping[str, Any]) -> Call[NamespaceDescription]:
     """``PUT /v1/namespaces/{ns}/properties``: replaces all of them."""
     path = namespace_path(namespace) + "/properties"
-    return Call(Request("PUT", path, _JSON, as_json(properties)), _object, "harmless")
+    return Call(Request("PUT", path, _JSON, as_json(properties)), object_of, "harmless")
 
 
 # --- clusters ------------------------------------------------------------------------------------
@@ -763,10 +754,10 @@ def set_namespace(namespace: str, properties: Mapping[str, Any]) -> Call[Namespa
 def show_cluster(namespace: str = "", topic: str | None = None) -> Call[ClusterView]:
     """``GET /v1/cluster``, with the owner of ``topic`` if given. Raises InvalidName."""
     query = "" if topic is None else "?" + urlencode({"topic": str(topic_name(namespace, topic))})
-    return Call(Request("GET", "/v1/cluster" + query), _object)
+    return Call(Request("GET", "/v1/cluster" + query), object_of)
 
 
-def drain_instance(instance: str, *, drained: bool) -> Call[dict[str, Any]]:
+def drain_instance(instance: str, *, drained: bool) -> Call[DrainReport]:
     """``PUT`` or ``DELETE /v1/cluster/instances/{instance}/drain``, answered with its effects. Raises InvalidName."""
     path = f"/v1/cluster/instances/{instance_name(instance)}/drain"
     return Call(Request("PUT" if drained else "DELETE", path), effect_of, "harmless")

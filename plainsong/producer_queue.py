@@ -41,6 +41,7 @@ from plainsong.protocol.errors import (
     ProducerFenced,
 )
 from plainsong.protocol.plurals import counted
+from plainsong.protocol.requests import MAX_SEQUENCE_ID
 from plainsong.publisher_queue import ITEM_BYTES, Lost, PublisherQueue, TooSlow, Whole, publisher_bounds
 
 if TYPE_CHECKING:
@@ -90,9 +91,6 @@ def producer_bounds(
 
 
 # --- sequence ids --------------------------------------------------------------------------------
-
-
-MAX_SEQUENCE_ID = (1 << 63) - 1
 
 
 class Numbering:

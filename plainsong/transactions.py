@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
-from plainsong.calls import Call, Request, as_json, avro_of, effect_of, json_of, nothing, topic_path
+from plainsong.calls import Call, Request, as_json, avro_of, effect_of, json_of, list_of, nothing, topic_path
 from plainsong.errors import (
     CommittedWithErrors,
     DeadlineExceeded,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from plainsong.calls import Answer
+    from plainsong.protocol.answers.topics import EndReport
     from plainsong.protocol.answers.transactions import BegunTransaction, PruningFields
     from plainsong.protocol.requests import PublishRequest
 
@@ -300,7 +301,7 @@ def invalidate(transaction_id: int) -> Call[TransactionState]:
     return _decision(transaction_id, "/invalidate")
 
 
-def ended(call: Call[TransactionState]) -> Call[dict[str, Any]]:
+def ended(call: Call[TransactionState]) -> Call[EndReport]:
     """The same abort or invalidation, whose answer reports its effect."""
     request = call.request
     headers = (*request.headers, ("Prefer", "return=representation"))
@@ -327,11 +328,7 @@ def list_all(state: TransactionState | None, limit: int | None, after: int | Non
     """``GET /v1/transactions``: one page of them."""
     given = (("state", state), ("limit", limit), ("after", after))
     query = {name: value for name, value in given if value is not None}
-
-    def read(answer: Answer) -> list[TransactionStatus]:
-        return [_status(each) for each in json_of(answer)]
-
-    return Call(Request("GET", _PATH + ("?" + urlencode(query) if query else "")), read)
+    return Call(Request("GET", _PATH + ("?" + urlencode(query) if query else "")), list_of(_status))
 
 
 def truncate(ids: Collection[int] | None, before_ms: int | None) -> Call[int]:

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from pyspark_plainsong.wire import Answer, Wire
 
 
-class TopicDescription(NamedTuple):
-    """A topic that exists."""
-
-    name: str
-    generation: int
-    ttl_s: int
-    properties: Mapping[str, str]
-    remembers: bool
-    """True if deduplication is on: the topic remembers sequence ids."""
-
-
 class Extent(NamedTuple):
     """The end and the size of a bounded read."""
 
@@ -80,17 +69,6 @@ class TransactionService(NamedTuple):
     """Why the service is not available."""
 
 
-class Receipt(NamedTuple):
-    """The receipt of a publish."""
-
-    duplicate: bool
-    """True if the topic already had it; nothing new was stored."""
-    deduplicated: bool
-    """True if the topic remembers the publish and will recognize a repetition."""
-    last_sequence_id: int | None
-    generation: int | None
-
-
 class ProducerState(NamedTuple):
     """The state that a topic keeps of a producer."""
 
@@ -134,12 +112,10 @@ class Calls:
         found = self.wire.ask("GET", self._topics).json()
         return [str(name) for name in found]
 
-    def describe(self, topic: str) -> TopicDescription:
-        """Return a topic's properties."""
+    def generation(self, topic: str) -> int:
+        """Return the generation of a topic that exists."""
         found = self.wire.ask("GET", self._path(topic)).json()
-        properties = found.get("properties", found)  # the answer itself with http.flat_topic_properties
-        remembers = bool(found.get("deduplication", {}).get("enabled")) if properties is not found else False
-        return TopicDescription(topic, int(properties["generation"]), int(properties["ttl"]), properties, remembers)
+        return int(found.get("properties", found)["generation"])  # the answer itself with http.flat_topic_properties
 
     def end(self, topic: str) -> tuple[bytes, int]:
         """Return the position after all published messages, and the number of open transactions with messages here."""
@@ -289,9 +265,8 @@ class Calls:
         segments: Sequence[str],
         epoch: int | None = None,
         generation: int | None = None,
-        ttl_s: int | None = None,
         repeatable: bool = True,
-    ) -> Receipt:
+    ) -> None:
         """Publish the messages that the producer stored under ``segments``, atomically.
 
         Args:
@@ -304,37 +279,23 @@ class Calls:
             "segments": list(segments),
             "producerEpoch": epoch,
             "generation": generation,
-            "ttlSeconds": ttl_s,
         }
-        return _receipt(self._publish(topic, asked, repeatable=repeatable).json())
+        self._publish(topic, asked, repeatable=repeatable).json()  # fails if another server than a daemon answered
 
     def publish_under(
-        self,
-        topic: str,
-        *,
-        pointer: int,
-        segments: Sequence[str],
-        producer: str | None = None,
-        sequence_id: int | None = None,
-        generation: int | None = None,
-    ) -> Receipt:
+        self, topic: str, *, pointer: int, segments: Sequence[str], generation: int | None = None
+    ) -> None:
         """Publish the messages stored under a write pointer and ``segments``, as part of the pointer's transaction.
 
-        Without a producer, a repetition gets the same answer as the first publish, and the receipt cannot tell them
-        apart.
+        A repetition does nothing.
         """
         asked = {
             "messages": [],
             "transactionWritePointer": pointer,
             "segments": list(segments),
-            "producer": producer,
-            "sequenceIds": None if sequence_id is None else [sequence_id],
             "generation": generation,
         }
-        answer = self._publish(topic, asked)
-        duplicate = answer.headers.get("plainsong-duplicate") == "true"
-        last = answer.headers.get("plainsong-last-sequence-id")
-        return Receipt(duplicate, producer is not None, None if last is None else int(last), generation)
+        self._publish(topic, asked)
 
     def rollback(self, topic: str, pointer: int) -> None:
         """Roll back all messages of a write pointer in the topic."""
@@ -379,12 +340,6 @@ def _position(position: bytes | int | None) -> str | int | None:
 
 def _has_its_end(body: bytes) -> bool:
     return body[-24:-4] == FRAMES_END
-
-
-def _receipt(found: dict[str, Any]) -> Receipt:
-    return Receipt(
-        bool(found["duplicate"]), bool(found["deduplicated"]), found["lastSequenceId"], int(found["generation"])
-    )
 
 
 def _producer(found: dict[str, Any]) -> ProducerState:

@@ -92,8 +92,7 @@ class Staging:
 
     def _begun(self, calls: Calls, name: str, producer: str, segment: str) -> _Topic:
         """Bind the rows to the topic's current generation: the daemon refuses them if the topic was created again."""
-        topic = calls.describe(name)
-        under = StoredUnder(producer, segment, topic.generation, self.write_pointer, self.ttl_s)
+        under = StoredUnder(producer, segment, calls.generation(name), self.write_pointer, self.ttl_s)
         return _Topic(calls, name, under)
 
 

@@ -79,7 +79,7 @@ class Subscription:
     def generation(self, topic: str) -> int | None:
         """Return a topic's generation; None if a topic that matched the pattern is gone."""
         try:
-            return self._calls.describe(topic).generation
+            return self._calls.generation(topic)
         except BrokerError as error:
             if error.code == "topic_not_found" and self._options.topics is None:
                 return None
@@ -91,7 +91,7 @@ class Subscription:
         Raises:
           DataLoss: the options name a message of an earlier generation, or one that expired.
         """
-        generation = self._calls.describe(topic).generation
+        generation = self._calls.generation(topic)
         asked = self._options.starting.of(topic)
         if asked.generation is not None and asked.generation != generation:
             self._losses.recreated(topic, asked.generation, generation)
@@ -111,7 +111,7 @@ class Subscription:
             self._calls.offsets(topic, start=FIRST, end=FIRST, isolation="committed", as_of_ms=self._options.as_of_ms)
         asked, generation = self._options.ending.of(topic)
         if generation is not None:
-            found = self._calls.describe(topic).generation
+            found = self._calls.generation(topic)
             if found != generation:
                 self._losses.recreated(topic, generation, found)
                 asked = "latest"

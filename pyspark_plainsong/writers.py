@@ -66,7 +66,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._staging = Staging.of(options, schema, overwrite, self._identity.producer)
         if options.topic is not None:
             with closing(options.calls()) as calls:
-                calls.describe(options.topic)  # if the topic does not exist, fail before a task starts
+                calls.generation(options.topic)  # if the topic does not exist, fail before a task starts
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Store the rows of one partition; in a task."""

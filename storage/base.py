@@ -11,23 +11,27 @@ Some stores promise more: on LevelDB a commit is one atomic batch. ``docs/stores
 from __future__ import annotations
 
 import struct
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from plainsong.protocol.errors import PlainsongError, StorageFailed
+from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import HAS_POINTER, PlainRows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from plainsong.protocol.effects import Expect, Operation, Table
-    from plainsong.protocol.names import TopicName
     from storage.loop import Waker
 
 #: A row: key and value.
 Row = tuple[bytes, bytes]
+#: Names to claim before writing the rows of the transaction service, and those of namespaces; no topic has an empty
+#: namespace.
+SERVICE_NAME, NAMESPACES_NAME = TopicName("", "transactions"), TopicName("", "namespaces")
 
 
 class StoreError(StorageFailed):
@@ -397,23 +401,33 @@ async def read_rows(
     return rows
 
 
+#: Rows that ``pages_of_rows`` reads at a time.
+PAGE_ROWS = 1000
+
+
+async def pages_of_rows(
+    store: Reads, table: Table, start: bytes, stop: bytes, *, values: bool = True
+) -> AsyncGenerator[list[Row], None]:
+    """Yield the rows of a range page by page; the caller may remove those of a page. Raises StoreError."""
+    while rows := await read_rows(store, table, start, stop, limit=PAGE_ROWS, values=values):
+        yield rows
+        if len(rows) < PAGE_ROWS:
+            return
+        start = rows[-1][0] + b"\x00"
+
+
 #: Above every key of every table.
 AFTER_ALL = b"\xff" * 64
-#: Rows that ``drop_rows`` removes at a time.
-_DROP_ROWS = 1000
 
 
 async def drop_rows(store: Store, table: Table, ranges: Sequence[tuple[bytes, bytes]]) -> int:
     """Implement ``Store.drop`` for a store that removes row by row."""
     removed = 0
     for start, stop in ranges:
-        while True:
-            rows = await read_rows(store, table, start, stop, limit=_DROP_ROWS, values=False)
-            await store.discard(table, [key for key, _ in rows])
-            removed += len(rows)
-            if len(rows) < _DROP_ROWS:
-                break
-            start = rows[-1][0] + b"\x00"
+        async with aclosing(pages_of_rows(store, table, start, stop, values=False)) as pages:
+            async for rows in pages:
+                await store.discard(table, [key for key, _ in rows])
+                removed += len(rows)
     return removed
 
 

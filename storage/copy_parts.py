@@ -32,15 +32,15 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.records import pack_record, unpack_record
 from plainsong.protocol.rows import HAS_POINTER, decode_row
 from plainsong.protocol.transactions.ledger_rows import SERVICE_RANGE
-from storage.base import StoreUnusable, read_rows
+from storage.base import NAMESPACES_NAME, SERVICE_NAME, StoreUnusable, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from storage.base import Row, Store
 
-#: Names to claim for rows that belong to no topic, as the daemon does. No topic has an empty namespace.
-SERVICE_NAME, NAMESPACES_NAME, OTHERS_NAME = (TopicName("", name) for name in ("transactions", "namespaces", "copying"))
+#: The name to claim for the rows that remain; no topic has an empty namespace.
+OTHERS_NAME = TopicName("", "copying")
 #: Rows that belong to nothing known are damage; more of them than this mean a different problem.
 MAX_OTHERS = 10_000
 _END = b"\xff" * 32

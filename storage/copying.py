@@ -18,22 +18,18 @@ from typing import TYPE_CHECKING
 from plainsong.protocol.effects import Delete, Put, Table, put_one
 from plainsong.protocol.ids import POSITION_BYTES
 from plainsong.protocol.keys import (
-    MESSAGE_TAIL_BYTES,
     NAMESPACE,
-    PAYLOAD_TAIL_BYTES,
     SYSTEM,
     metadata_key,
     topic_prefix,
 )
 from plainsong.protocol.transactions.ledger_rows import AUTHORITY, SERVICE_RANGE, service_key
-from storage.base import Deposed, StoreError, StoreUnusable, read_rows
+from storage.base import NAMESPACES_NAME, SERVICE_NAME, Deposed, StoreError, StoreUnusable, read_rows
 from storage.copy_parts import (
     COMPARED,
     COPY_KEY,
     DONE,
-    NAMESPACES_NAME,
     OTHERS_NAME,
-    SERVICE_NAME,
     WRITING,
     CopyRow,
     Figures,
@@ -46,6 +42,7 @@ from storage.copy_parts import (
     topic_key,
     topic_row,
 )
+from storage.damage import TAIL_BYTES
 from storage.gather import gather
 from storage.inspect.describe import describe
 
@@ -251,7 +248,6 @@ def refuse_differences(compared: Sequence[PartComparison]) -> None:
 MAX_NAMED = 5
 #: More than any store has.
 _MAX_NAMESPACES = 100_000
-_AUTHORITY_KEY = service_key(AUTHORITY)
 
 
 def refuse_rows_too_large(found: Mapping[Part, Figures], max_row_bytes: int | None) -> None:
@@ -291,7 +287,7 @@ async def refuse_without_room(source: Store, target: Store, found: Mapping[Part,
 async def has_service(store: Store) -> bool:
     """True if transactions have begun on this store. A row that only names the authority does not count."""
     rows = await read_rows(store, Table.METADATA, *SERVICE_RANGE, limit=2, values=False)
-    return any(key != _AUTHORITY_KEY for key, _ in rows)
+    return any(key != service_key(AUTHORITY) for key, _ in rows)
 
 
 async def _refuse_other_namespaces(source: Store, target: Store, part: Part) -> None:
@@ -325,7 +321,6 @@ def _refuse_other_service(found: Mapping[Part, Figures]) -> None:
 #: Bounds of a step. A larger row is a separate step.
 STEP_ROWS = 10_000
 STEP_BYTES = 4 << 20
-_TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
 
 
 class PartWriter:
@@ -425,5 +420,5 @@ def puts(table: Table, rows: Sequence[Row]) -> Iterator[Put]:
 
 def _prefix(table: Table, key: bytes) -> bytes:
     topic = topic_prefix(key)
-    placed = topic and len(key) - len(topic) == _TAIL_BYTES.get(table)
+    placed = topic and len(key) - len(topic) == TAIL_BYTES.get(table)
     return key[:-POSITION_BYTES] if placed else key

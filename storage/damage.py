@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from storage.base import Reads, Row
 
-_TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
+#: Bytes after the topic in the keys of a table; keys of the metadata have no fixed length.
+TAIL_BYTES = {Table.MESSAGE: MESSAGE_TAIL_BYTES, Table.PAYLOAD: PAYLOAD_TAIL_BYTES}
 #: For a table whose keys have no fixed length.
 _OTHER_TAIL_BYTES = 16
 
@@ -87,7 +88,7 @@ async def behind(store: Reads, table: Table, bad: bytes, stop: bytes) -> bytes |
     """
     # Search among keys of the table's own length, so that the key before the result may be the last unreadable one.
     prefix = topic_prefix(bad) or stop
-    tail_bytes = _TAIL_BYTES.get(table)
+    tail_bytes = TAIL_BYTES.get(table)
     width = max(len(bad), len(stop)) + _OTHER_TAIL_BYTES if tail_bytes is None else len(prefix) + tail_bytes
     low, end = _number(bad, width), _number(stop, width) + (len(stop) > width)
     step = 1
@@ -106,7 +107,7 @@ async def behind(store: Reads, table: Table, bad: bytes, stop: bytes) -> bytes |
 
 def last_before(table: Table, good: bytes) -> bytes:
     """Return the last key before the result of ``behind`` that may be unreadable."""
-    if table not in _TAIL_BYTES and good.endswith(b"\x00"):
+    if table not in TAIL_BYTES and good.endswith(b"\x00"):
         return good[:-1]  # keys vary in length: the same key without its last zero byte precedes it
     return _key(_number(good, len(good)) - 1, len(good))
 

@@ -98,11 +98,6 @@ def choice(default: str, says: str, *choices: str) -> str:
     return _declare(default, Meaning(Kind.CHOICE, says, choices=choices))
 
 
-def address(default: str, says: str) -> str:
-    """Declare a host and a port."""
-    return _declare(default, Meaning(Kind.ADDRESS, says, low=0, high=65_535))
-
-
 def optional_address(says: str) -> str:
     """Declare a host and a port, or an empty text for none."""
     return _declare("", Meaning(Kind.ADDRESS, says, optional=True))

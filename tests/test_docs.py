@@ -109,8 +109,8 @@ def test_settings_named_in_documents_exist(name: str):
         assert is_section or is_module or is_action or f"{section}.{key}" in every_setting() | RETIRED, (
             f"{section}.{key}"
         )
-    for variable in re.findall(r"PLAINSONG_[A-Z]+__[A-Z_]+", text):
-        assert variable in {setting.variable for setting in every_setting().values()}, variable
+    for variable in re.findall(r"PLAINSONG_([A-Z]+__[A-Z_]+)", text):
+        assert variable.replace("__", ".").lower() in every_setting(), variable
 
 
 @every_document

@@ -242,15 +242,4 @@ REQUESTS: dict[str, Schema] = {
     "Truncation": record(
         ids=array({"type": ["integer", "string"]}), beforeMs={**INTEGER, "description": "milliseconds since 1970"}
     ),
-    "Pruning": record(
-        "invalid topics oldestByTopic",
-        invalid=COUNT,
-        oldestInvalid=nullable({"type": ["integer", "string"]}),
-        safeBound=nullable({"type": ["integer", "string"]}),
-        lastPassMs=nullable(MILLISECONDS),
-        maxLifetimeMs=COUNT,
-        keptBecause=nullable(STRING),
-        topics=COUNT,
-        oldestByTopic=array(record("topic oldestPointer", topic=STRING, oldestPointer={"type": ["integer", "string"]})),
-    ),
 }

@@ -26,17 +26,17 @@ class Shapes:
 
     def __init__(self, components: dict[str, Schema]) -> None:
         """Args:
-        components: schemas by name; types with these names are not described again.
+        components: schemas by name, those of requests.
         """
         self.components = dict(components)
 
     def schema(self, shape: Any) -> Schema:
-        """Return the schema of a type. Raises TypeError: answers have no such types."""
+        """Return the schema of a type. Raises TypeError: answers have no such types, or its name has another schema."""
         if shape in _SCALARS:
             return {"type": _SCALARS[shape]}
         if is_typeddict(shape):
             shown = COMPONENTS.get(shape, Component())
-            return ref(shown.name) if shown.name in self.components else self._named(self._record(shape, shown), shown)
+            return self._named(self._record(shape, shown), shown)
         origin, parameters = get_origin(shape), get_args(shape)
         if origin is Annotated:
             return self._annotated(shape)
@@ -77,7 +77,8 @@ class Shapes:
             schema = {**schema, "description": shown.description}
         if not shown.name:
             return schema
-        self.components.setdefault(shown.name, schema)  # requests may have described it
+        if not shown.of_requests and self.components.setdefault(shown.name, schema) != schema:
+            raise TypeError(f"the schema {shown.name} is declared twice")
         return ref(shown.name)
 
     def _record(self, shape: Any, shown: Component) -> Schema:

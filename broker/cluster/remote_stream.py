@@ -22,10 +22,10 @@ import trio
 from broker.api.answers import LOOP_BYTES
 from broker.api.messages.stream import REQUEST_BYTES, StreamBounds, encoded_answer
 from broker.cluster.owners import PATIENCE_S
-from broker.http.messages import OWNER_HEADER
 from broker.link.flow import LinkBroken
 from broker.link.version_0_1 import sender
 from broker.security.identity import ANONYMOUS, Identity
+from plainsong.protocol.cluster import OWNER_HEADER
 from plainsong.protocol.codec import stream as codec
 from plainsong.protocol.errors import MalformedBody, NoOwner, OutcomeUnknown, Overloaded, PlainsongError, ShuttingDown
 from plainsong.protocol.names import topic_name

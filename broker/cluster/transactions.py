@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.transaction_actor import SERVICE_NAME, service_moved
+from actors.transaction_actor import service_moved
 from broker.link.flow import LinkBroken, Reply
 from broker.link.http_codec import collect
 from broker.link.server import in_task
@@ -33,6 +33,7 @@ from plainsong.protocol.tephra.rpc import RefusedCall, decode_call, encode_failu
 from plainsong.protocol.transactions.asks import Enlist
 from plainsong.protocol.transactions.replica import ReplicaUpdate, ReplicaVersion
 from plainsong.protocol.transactions.view import Moment
+from storage.base import SERVICE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -18,7 +18,7 @@ from broker.command.options import load_settings, parse_topic, until_ctrl_c
 from broker.stores import StoreUrl, open_named, open_to_look
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, json_option
-from plainsong.cli.output import counted, echo_json, show_bytes, show_count
+from plainsong.cli.output import ProgressLine, counted, echo_json, show_bytes, show_count
 from plainsong.protocol.errors import InvalidName
 from storage.clock import now_ms
 from storage.copying import CopyRequest, CopyRun, refuse_differences
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from storage.copying import PartComparison
     from storage.hbase.settings import HBaseConfig
 
-#: Minimum interval between two updates of the progress line, in seconds.
-EVERY_S = 0.25
 _STAGES = {"look": "looking", "write": "copying", "compare": "comparing"}
 
 
@@ -124,49 +122,41 @@ class CopyReport:
         self._shown = (sys.stderr.isatty() if shown is None else shown) and not as_json
         self._rows: dict[str, int] = dict.fromkeys(_STAGES, 0)
         self._stage = ""
-        self._shown_s = 0.0
-        self._is_shown = False
+        self._line = ProgressLine()
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.clear()
+        self._line.clear()
 
     def step(self, stage: str, rows: int) -> None:
         """Count rows, from any thread."""
         with self._lock:
             self._rows[stage] += rows
-            now_s = time.monotonic()
-            if not self._shown or (stage == self._stage and now_s - self._shown_s < EVERY_S):
+            if not (self._shown and self._line.is_due(time.monotonic(), at_once=stage != self._stage)):
                 return
-            self._stage, self._shown_s, self._is_shown = stage, now_s, True
+            self._stage = stage
             of = f" of {show_count(self._rows['look'])}" if stage != "look" else ""
-            click.echo(f"\r{_STAGES[stage]}: {show_count(self._rows[stage])}{of} rows\x1b[K", err=True, nl=False)
-
-    def clear(self) -> None:
-        """Clear the progress line."""
-        if self._is_shown:
-            click.echo("\r\x1b[K", err=True, nl=False, color=True)
-            self._is_shown = False
+            self._line.rewrite(f"{_STAGES[stage]}: {show_count(self._rows[stage])}{of} rows", color=None)
 
     def looked(self, found: Mapping[Part, Figures]) -> None:
         """Show what would be copied."""
-        self.clear()
+        self._line.clear()
         rows = [(part.label, figures, None) for part, figures in found.items()]
         self._table(rows)
         self._end("would copy", "dry-run", [figures for _, figures, _ in rows], same=None)
 
     def compared(self, compared: Sequence[PartComparison], verb: str) -> None:
         """Show what was copied or compared, with the digests of both sides."""
-        self.clear()
+        self._line.clear()
         self._table([(each.part.label, each.source, each.target) for each in compared])
         self._end(verb, verb, [each.source for each in compared], same=all(each.is_same for each in compared))
 
     def done_before(self, what: str = "copy", hint: str = " (--verify-only compares)") -> None:
         """Report that an earlier run has completed this copy, and that nothing was changed."""
-        self.clear()
+        self._line.clear()
         if self._as_json:
             echo_json({"event": "done-before"})
         else:

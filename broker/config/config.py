@@ -82,11 +82,6 @@ class Setting:
         """``section.key``."""
         return f"{self.section}.{self.key}"
 
-    @property
-    def variable(self) -> str:
-        """The name of its environment variable."""
-        return f"PLAINSONG_{self.name}".replace(".", "__").upper()
-
 
 @cache
 def sections() -> Mapping[str, type[Any]]:

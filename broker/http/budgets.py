@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Requests and answers up to this size are never refused for lack of room: a connection costs as much anyway.
 FREE_BYTES = 4 << 10
-#: Only bodies up to this size may use the last part of the budget.
+#: Only bodies up to this size may use the last part of the budget; bodies without messages are no larger.
 SMALL_BODY_BYTES = 64 << 10
 #: The last part is 1/LAST_PART of a budget.
 LAST_PART = 8
@@ -55,7 +55,8 @@ _FREE_MEMBERS = 1000
 #: Size of the thread pool for decompression.
 INFLATING_THREADS = 2
 _FIRST_WINDOW_BYTES = 1 << 10
-_GZIP_WINDOW = 31
+#: zlib's window bits for a gzip header and trailer.
+GZIP_WINDOW = 31
 
 
 class BodyBudget:
@@ -326,7 +327,7 @@ class _Gunzip:
         self.ended = False
         self._packed = memoryview(packed)
         self._max_bytes = max_bytes
-        self._unpacker = zlib.decompressobj(_GZIP_WINDOW)
+        self._unpacker = zlib.decompressobj(GZIP_WINDOW)
         #: Input offset, the input that the decompressor has not consumed, and the size of the next input window.
         self._at = 0
         self._left = b""
@@ -384,7 +385,7 @@ class _Gunzip:
                 f"the gzip body has {self._members} members in its first {self._at} bytes",
                 hint="compress it as one member",
             )
-        self._unpacker = zlib.decompressobj(_GZIP_WINDOW)
+        self._unpacker = zlib.decompressobj(GZIP_WINDOW)
         self._left = b""
         self._window_bytes = _FIRST_WINDOW_BYTES
 

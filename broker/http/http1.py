@@ -8,7 +8,6 @@ compressed or streamed; and it passes everything else to the application.
 
 from __future__ import annotations
 
-import logging
 from contextlib import aclosing
 from dataclasses import dataclass
 from math import inf
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
 SENT_NOW_BYTES = 64 << 10
 #: The preface of HTTP/2 with prior knowledge.
 HTTP_2 = b"PRI * HTTP/2.0\r\n\r\n"
-log = logging.getLogger("plainsong.http")
 
 
 @dataclass(slots=True, frozen=True)

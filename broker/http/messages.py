@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from broker.http.budgets import AnswerReservation, Reservation
     from plainsong.protocol.codec.json_values import Kind
 
-#: On a forwarded answer: the address of the instance that owns the topic.
-OWNER_HEADER = "Plainsong-Owner"
-
 
 class BodyStream(Protocol):
     """A body that is produced while it is sent, such as an async generator of bytes. Its holder closes it."""

@@ -9,6 +9,7 @@ from time import perf_counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from broker.http.budgets import SMALL_BODY_BYTES
 from broker.http.handlers import RequestCancelled
 from broker.http.messages import Answer, only_plain, status_of
 from broker.logs import AccessLog
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from broker.security.identity import On, Verb
 
 S = TypeVar("S")
-#: The largest body of a request that has no messages.
-SMALL_BODY_BYTES = 64 << 10
 JSON_TYPE = "application/json"
 
 #: The instance that answers a request: the owner of the topic in its path, of each topic in its body, of the

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from broker.http.budgets import FREE_BYTES, SMALL_BYTES, AnswerReservation
+from broker.http.budgets import FREE_BYTES, GZIP_WINDOW, SMALL_BYTES, AnswerReservation
 from broker.http.handlers import answer_of
 from broker.http.messages import BodyPieces, PassedStream, answer_for, only_plain
 from plainsong.protocol.errors import Internal, MalformedBody, Overloaded, PlainsongError
@@ -221,8 +221,6 @@ async def admitted(answer: Answer, room: AnswerReservation, *, only_looks: bool)
 LEVEL = 1
 #: Smaller answers hardly shrink.
 GZIP_MIN_BYTES = 1024
-#: zlib's window bits for a gzip header and trailer.
-GZIP_WINDOW = 31
 #: Larger bodies are compressed by a worker thread, so that no other request waits.
 INLINE_BYTES = 64 << 10
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from broker.http.budgets import FREE_BYTES
 from broker.http.handlers import RequestCancelled
-from broker.http.messages import OWNER_HEADER, Answer, BodyPieces, Request
+from broker.http.messages import Answer, BodyPieces, Request
 from broker.http.wire import admitted, begun
 from broker.link.flow import Reply
 from broker.link.wire import INLINE_BYTES, PIECE_BYTES
 from broker.security.identity import ANONYMOUS, Identity
 from broker.security.peer import Peer
+from plainsong.protocol.cluster import OWNER_HEADER
 from plainsong.protocol.codec import gathered
 from plainsong.protocol.codec.cloud_events import BINARY_MODE_HEADERS
 from plainsong.protocol.errors import MalformedBody, OutcomeUnknown

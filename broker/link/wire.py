@@ -17,7 +17,7 @@ from trio.lowlevel import wait_readable
 
 from broker.link.proof import NotProven
 from plainsong.protocol.errors import MalformedBody
-from plainsong.protocol.link import MAX_FRAME_BYTES, PREFACE, VOCABULARY, FrameKind, FrameReader, FrameWriter
+from plainsong.protocol.link import MAX_FRAME_BYTES, PREFACE, FrameKind, FrameReader, FrameWriter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -110,7 +110,7 @@ class Wire:
         self._stream = stream
         #: A plain socket is used directly: a stream's locks and checkpoints cost more than the system call.
         self._socket = stream.socket if isinstance(stream, trio.SocketStream) else None
-        self._writer = FrameWriter(VOCABULARY, bounds.frame_bytes)
+        self._writer = FrameWriter(bounds.frame_bytes)
         self._queued = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -232,7 +232,7 @@ class Wire:
             raise _Broken("the connection broke") from error
 
     async def _read(self, handler: FrameHandler, data: bytes) -> str:
-        reader = FrameReader(VOCABULARY, self.bounds.frame_bytes)
+        reader = FrameReader(self.bounds.frame_bytes)
         try:
             data = await self._after_preface(data)
             while True:

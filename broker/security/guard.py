@@ -7,7 +7,6 @@ changes.
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from contextlib import contextmanager
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from broker.security.identity import On, Verb
     from broker.security.peer import Peer
 
-log = logging.getLogger("plainsong.security")
 METRICS_PATH = "/metrics"
 _FOR_EVERYBODY = frozenset(("/", "/ping", "/livez", "/readyz", "/console", "/.well-known/security.txt"))
 REALM = 'Bearer realm="plainsong"'

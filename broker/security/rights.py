@@ -57,11 +57,6 @@ class Rights:
                     self._exact[key] = self._exact.get(key, 0) | bits
         self._remembered: Decisions = {} if decisions is None else decisions
 
-    @property
-    def remembered(self) -> int:
-        """Number of cached decisions."""
-        return len(self._remembered)
-
     def topic_bits(self, namespace: str, topic: str) -> int:
         """Return the verbs on a topic, whether or not it exists."""
         key = self, namespace, topic

@@ -12,7 +12,7 @@ from plainsong.protocol.errors import PreconditionFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Unpack
+    from typing import Never, Unpack
 
     from plainsong._async.events import AsyncEvents
     from plainsong._async.retry import AsyncChannel
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.answers.messages import ReaderRow
     from plainsong.protocol.answers.service import FindingRow
     from plainsong.protocol.answers.topics import (
+        ChangeReport,
         DeletedTopic,
         History,
         NamespaceDescription,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         TopicColumn,
         TopicPage,
         TopicStats,
+        UndeletedTopic,
     )
 
 #: Attempts of ``set_properties`` while other programs change the same topic.
@@ -108,7 +110,7 @@ class AsyncAdministration:
         """The topic's properties, including its generation, all values as strings. Raises TopicNotFound."""
         return await self._channel.call(calls.describe_topic(self.namespace, topic))
 
-    async def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
+    async def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> ChangeReport | dict[str, Never]:
         """Changes the given properties, as for ``create_topic``; None returns one to its default.
 
         Concurrent changes of different properties are all kept.
@@ -132,7 +134,7 @@ class AsyncAdministration:
                     raise
         return {}
 
-    async def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
+    async def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> ChangeReport:
         """Replaces all properties; those not given return to their defaults.
 
         Returns:
@@ -143,7 +145,7 @@ class AsyncAdministration:
         given = calls.changed_properties({}, calls.checked_properties(properties))
         return await self._channel.call(calls.set_properties(self.namespace, topic, given))
 
-    async def delete_topic(self, topic: str) -> dict[str, Any]:
+    async def delete_topic(self, topic: str) -> ChangeReport:
         """Deletes the topic and its messages for every reader.
 
         Returns:
@@ -153,7 +155,7 @@ class AsyncAdministration:
         """
         return await self._channel.call(calls.delete_topic(self.namespace, topic))
 
-    async def undelete_topic(self, topic: str) -> dict[str, Any]:
+    async def undelete_topic(self, topic: str) -> UndeletedTopic:
         """Restores a deleted topic.
 
         Returns:
@@ -163,7 +165,7 @@ class AsyncAdministration:
         """
         return await self._channel.call(calls.undelete_topic(self.namespace, topic))
 
-    async def set_aside(self, topic: str, first: str | bytes, last: str | bytes) -> dict[str, Any]:
+    async def set_aside(self, topic: str, first: str | bytes, last: str | bytes) -> ChangeReport:
         """Takes the rows from one id to another, both included, out of a topic, so that readers get past damaged ones.
 
         The daemon copies them unchanged to a file. Needs ``admin`` on the topic.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from plainsong import transactions as service
 from plainsong._async.transaction import begun
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from plainsong._async.retry import AsyncChannel
+    from plainsong.protocol.answers.topics import EndReport
     from plainsong.transactions import Pruning, Transaction, TransactionKind, TransactionState, TransactionStatus
 
 
@@ -64,9 +65,7 @@ class AsyncTransactions:
         """Ends it at once; hides its messages from committed readers, and the daemon's cleaning rolls them back."""
         return await self._channel.call(service.invalidate(service.id_of(transaction)))
 
-    async def end(
-        self, transaction: Transaction | int, how: Literal["abort", "invalidate"] = "abort"
-    ) -> dict[str, Any]:
+    async def end(self, transaction: Transaction | int, how: Literal["abort", "invalidate"] = "abort") -> EndReport:
         """Ends it like ``abort`` or ``invalidate``, for operators: returns also the effects on readers.
 
         Returns:

@@ -13,7 +13,7 @@ from plainsong.protocol.errors import PreconditionFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Unpack
+    from typing import Never, Unpack
 
     from plainsong._sync.events import Events
     from plainsong._sync.retry import Channel
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from plainsong.protocol.answers.messages import ReaderRow
     from plainsong.protocol.answers.service import FindingRow
     from plainsong.protocol.answers.topics import (
+        ChangeReport,
         DeletedTopic,
         History,
         NamespaceDescription,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         TopicColumn,
         TopicPage,
         TopicStats,
+        UndeletedTopic,
     )
 
 #: Attempts of ``set_properties`` while other programs change the same topic.
@@ -109,7 +111,7 @@ class Administration:
         """The topic's properties, including its generation, all values as strings. Raises TopicNotFound."""
         return self._channel.call(calls.describe_topic(self.namespace, topic))
 
-    def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
+    def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> ChangeReport | dict[str, Never]:
         """Changes the given properties, as for ``create_topic``; None returns one to its default.
 
         Concurrent changes of different properties are all kept.
@@ -133,7 +135,7 @@ class Administration:
                     raise
         return {}
 
-    def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> dict[str, Any]:
+    def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> ChangeReport:
         """Replaces all properties; those not given return to their defaults.
 
         Returns:
@@ -144,7 +146,7 @@ class Administration:
         given = calls.changed_properties({}, calls.checked_properties(properties))
         return self._channel.call(calls.set_properties(self.namespace, topic, given))
 
-    def delete_topic(self, topic: str) -> dict[str, Any]:
+    def delete_topic(self, topic: str) -> ChangeReport:
         """Deletes the topic and its messages for every reader.
 
         Returns:
@@ -154,7 +156,7 @@ class Administration:
         """
         return self._channel.call(calls.delete_topic(self.namespace, topic))
 
-    def undelete_topic(self, topic: str) -> dict[str, Any]:
+    def undelete_topic(self, topic: str) -> UndeletedTopic:
         """Restores a deleted topic.
 
         Returns:
@@ -164,7 +166,7 @@ class Administration:
         """
         return self._channel.call(calls.undelete_topic(self.namespace, topic))
 
-    def set_aside(self, topic: str, first: str | bytes, last: str | bytes) -> dict[str, Any]:
+    def set_aside(self, topic: str, first: str | bytes, last: str | bytes) -> ChangeReport:
         """Takes the rows from one id to another, both included, out of a topic, so that readers get past damaged ones.
 
         The daemon copies them unchanged to a file. Needs ``admin`` on the topic.

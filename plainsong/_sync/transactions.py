@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from plainsong import transactions as service
 from plainsong._sync.transaction import begun
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from plainsong._sync.retry import Channel
+    from plainsong.protocol.answers.topics import EndReport
     from plainsong.transactions import Pruning, Transaction, TransactionKind, TransactionState, TransactionStatus
 
 
@@ -65,7 +66,7 @@ class Transactions:
         """Ends it at once; hides its messages from committed readers, and the daemon's cleaning rolls them back."""
         return self._channel.call(service.invalidate(service.id_of(transaction)))
 
-    def end(self, transaction: Transaction | int, how: Literal["abort", "invalidate"] = "abort") -> dict[str, Any]:
+    def end(self, transaction: Transaction | int, how: Literal["abort", "invalidate"] = "abort") -> EndReport:
         """Ends it like ``abort`` or ``invalidate``, for operators: returns also the effects on readers.
 
         Returns:

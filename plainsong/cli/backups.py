@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
-from plainsong.calls import Call, Request
+from plainsong.calls import Call, Request, object_of
 from plainsong.cli.connection import run_call
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from plainsong import Client
     from plainsong.calls import Answer
     from plainsong.protocol.answers.service import BackupObjects, BegunBackup
 
+T = TypeVar("T")
 _PATH = "/v1/backups"
 #: How long a daemon may take for an answer: where `backup.bytes_per_s` is low, an object takes a while.
 WAIT_S = 600.0
@@ -41,19 +43,19 @@ class HeldCut:
 
     def object(self, name: str) -> bytes:
         """The bytes of an object that was listed. Raises NotFound: its rows have changed since."""
-        return self._send("GET", f"{self._path}/objects/{name}").body
+        return self._send("GET", f"{self._path}/objects/{name}", _body)
 
     def end(self, *, complete: bool) -> None:
         """Have the daemon release it, and report whether the backup is complete."""
         self._json("DELETE", self._path + ("?complete=true" if complete else ""))
 
     def _json(self, method: str, rest: str, *, repeat: bool = True) -> Any:
-        return dict(json.loads(self._send(method, rest, repeat=repeat).body))
+        return self._send(method, rest, object_of, repeat=repeat)
 
-    def _send(self, method: str, rest: str, *, repeat: bool = True) -> Answer:
+    def _send(self, method: str, rest: str, read: Callable[[Answer], T], *, repeat: bool = True) -> T:
         request = Request(method, _PATH + rest)
-        return run_call(self._client, Call(request, _whole, "harmless" if repeat else "twice", wait_s=WAIT_S))
+        return run_call(self._client, Call(request, read, "harmless" if repeat else "twice", wait_s=WAIT_S))
 
 
-def _whole(answer: Answer) -> Answer:
-    return answer
+def _body(answer: Answer) -> bytes:
+    return answer.body

@@ -108,9 +108,9 @@ def contexts_path(environ: Mapping[str, str] = os.environ) -> Path:
     return base / "plainsong" / "contexts.toml"
 
 
-def load_contexts(path: Path | None = None) -> Contexts:
+def load_contexts() -> Contexts:
     """Reads the file; empty when there is none. Raises CommandFailed when the file is malformed."""
-    path = path or contexts_path()
+    path = contexts_path()
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         return _parsed(path, document)
@@ -299,7 +299,7 @@ def _what_to_do(client: Client, topics: Sequence[str], *, creates: bool) -> str:
 # --- options -----------------------------------------------------------------------------------------
 
 
-def _complete_context(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_context(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     return [name for name in load_contexts().by_name if name.startswith(incomplete)]
 
 
@@ -335,7 +335,7 @@ def _with_where(command: F, *, has_timeout: bool) -> F:
         if not metavar:
             more["is_flag"] = True
         if name == "context":
-            more["shell_complete"] = _complete_context
+            more["shell_complete"] = complete_context
         decorated = click.option(*names, cls=WhereOption, metavar=metavar or None, help=says, **more)(decorated)
     return decorated  # type: ignore[no-any-return] # it takes what the command takes
 

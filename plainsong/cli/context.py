@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import get_completion_class
 
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
-from plainsong.cli.connection import Context, Contexts, Where, checked_name, load_contexts
+from plainsong.cli.connection import Context, Contexts, Where, checked_name, complete_context, load_contexts
 from plainsong.cli.output import echo_json
 from plainsong.settings import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
-def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> Sequence[str]:
-    return [name for name in load_contexts().by_name if name.startswith(incomplete)]
 
 
 @click.group(cls=VerbGroup)
@@ -85,7 +78,7 @@ def add(
 
 
 @context.command(examples=["plainsong context use prod"])
-@click.argument("name", shell_complete=_names)
+@click.argument("name", shell_complete=complete_context)
 @json_option
 def use(name: str, as_json: bool) -> None:
     """Make a context the current one."""
@@ -115,7 +108,7 @@ def list_contexts(as_json: bool) -> None:
 
 
 @context.command(examples=["plainsong context show", "plainsong context show prod --json"])
-@click.argument("name", required=False, shell_complete=_names)
+@click.argument("name", required=False, shell_complete=complete_context)
 @json_option
 def show(name: str | None, as_json: bool) -> None:
     """Show a context, the current one by default."""
@@ -129,7 +122,7 @@ def show(name: str | None, as_json: bool) -> None:
 
 
 @context.command(examples=["plainsong context rm prod"])
-@click.argument("name", shell_complete=_names)
+@click.argument("name", shell_complete=complete_context)
 @json_option
 def rm(name: str, as_json: bool) -> None:
     """Remove a context. Nothing changes on the daemon."""

@@ -12,12 +12,13 @@ from urllib.parse import urlencode
 
 import click
 
-from plainsong.calls import Call, Request, as_json, describe_topic, json_of
+from plainsong.calls import Call, Request, as_json, describe_topic, json_of, object_of
 from plainsong.cli import output
 from plainsong.cli.command import CommandFailed, Exit, Verb, VerbGroup, json_option
 from plainsong.cli.connection import run_call, where_options
 from plainsong.cli.options import checked, merged, show_property
 from plainsong.cli.output import confirmed, counted, echo_json, escaped
+from plainsong.protocol.answers.service import DEFINITION_PARTS
 from plainsong.protocol.errors import InvalidProperty, TopicNotFound, nearest
 from plainsong.protocol.names import topic_name
 
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
     from plainsong import Client
     from plainsong.cli.connection import Where
+    from plainsong.protocol.answers.topics import ImportReport
 
 _PATH = "/v1/definitions"
-_PARTS = ("namespaces", "topics", "pins")
 #: The mark of each change in the output.
 _SIGNS = {"created": "+", "changed": "~", "deleted": "-"}
 _EXAMPLE = 'write a table for each topic: [topics.orders] and below it ttl = "30d"'
@@ -141,10 +142,11 @@ def _encoded(file: Path, wanted: Mapping[str, Any]) -> bytes:
         ) from error
 
 
-def _put(client: Client, wanted: bytes, query: Mapping[str, str]) -> dict[str, Any]:
+def _put(client: Client, wanted: bytes, query: Mapping[str, str]) -> ImportReport:
     path = f"{_PATH}?{urlencode(query)}" if query else _PATH
     request = Request("PUT", path, (("Content-Type", "application/json"),), wanted)
-    return dict(run_call(client, Call(request, json_of, "harmless", wait_s=60.0)))
+    call: Call[ImportReport] = Call(request, object_of, "harmless", wait_s=60.0)
+    return run_call(client, call)
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
@@ -158,10 +160,12 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
         given = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise CommandFailed(f"{file} is neither TOML nor JSON: {error}", hint=_EXAMPLE, code=Exit.USAGE) from error
-    unknown = next((key for key in given if key not in ("format", *_PARTS)), None)
+    unknown = next((key for key in given if key not in ("format", *DEFINITION_PARTS)), None)
     if unknown is not None:
-        raise CommandFailed(f"{file}: unknown key {unknown!r}", hint=nearest(unknown, _PARTS), code=Exit.USAGE)
-    parts: dict[str, Any] = {part: given.get(part, {}) for part in _PARTS}
+        raise CommandFailed(
+            f"{file}: unknown key {unknown!r}", hint=nearest(unknown, DEFINITION_PARTS), code=Exit.USAGE
+        )
+    parts: dict[str, Any] = {part: given.get(part, {}) for part in DEFINITION_PARTS}
     tables = list(parts.values())
     if isinstance(parts["topics"], dict):
         tables += parts["topics"].values()

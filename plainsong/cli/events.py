@@ -12,6 +12,7 @@ from plainsong.cli.connection import complete_topic, where_options
 from plainsong.cli.options import show_time
 from plainsong.cli.output import echo_json, note
 from plainsong.positions import now_ms
+from plainsong.protocol.answers.service import EVENT_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from plainsong.cli.connection import Where
     from plainsong.messages import EventKind
 
-KINDS = ("topics", "transactions", "attention", "cluster")
 #: The maximum number of open transactions that one event names.
 MAX_OPEN = 100
 
@@ -29,7 +29,9 @@ MAX_OPEN = 100
     examples=["plainsong events", "plainsong events orders shop:returns", "plainsong events --kind attention --json"],
 )
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...", shell_complete=complete_topic)
-@click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="Only these events; may be repeated.")
+@click.option(
+    "--kind", "kinds", type=click.Choice(EVENT_KINDS), multiple=True, help="Only these events; may be repeated."
+)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @json_option
 @where_options

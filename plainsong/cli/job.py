@@ -29,7 +29,7 @@ from plainsong.cli.command import CommandFailed, Exit, exit_of, json_option
 from plainsong.cli.connection import Where, where_options
 from plainsong.cli.job_metrics import JobMetrics
 from plainsong.cli.options import show_length
-from plainsong.cli.output import echo_json, show_count, show_rate
+from plainsong.cli.output import ProgressLine, echo_json, show_count, show_rate
 from plainsong.protocol.errors import PlainsongError
 from plainsong.protocol.plurals import plural
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 #: How long a job waits for a daemon that does not answer; other commands, with a person waiting, fail much sooner.
 DEADLINE_S = 60.0
-#: Progress is shown this often at most.
-PROGRESS_EVERY_S = 0.25
 
 
 class JobProgress:
@@ -73,8 +71,7 @@ class JobProgress:
         self._shown = sys.stderr.isatty() if shown is None else shown
         self._clock_s = clock_s
         self._began_s = clock_s()
-        self._stepped_s = -PROGRESS_EVERY_S
-        self._line = ""
+        self._line = ProgressLine()
 
     @property
     def is_visible(self) -> bool:
@@ -108,9 +105,8 @@ class JobProgress:
           more: further fields of the JSON event; the text does not show them.
         """
         now_s = self._clock_s()
-        if now_s - self._stepped_s < PROGRESS_EVERY_S and not last:
+        if not self._line.is_due(now_s, at_once=last):
             return
-        self._stepped_s = now_s
         spent_s = max(now_s - self._began_s, 1e-9)
         rate = rows / spent_s
         left_s = (of - rows) / rate if of is not None and 0 < rows <= of else None
@@ -128,7 +124,7 @@ class JobProgress:
             parts += [show_rate(rate, grouped=True)]
             parts += [f"{show_length(lag_s * 1000)} behind"] if lag_s is not None else []
             parts += [f"{show_length(left_s * 1000)} left"] if left_s is not None else []
-            self._rewrite(", ".join(parts))
+            self._line.rewrite(", ".join(parts))
 
     def event(self, event: str, **fields: Any) -> None:
         """Write a JSON event without the fields that are None; do nothing unless ``as_json``."""
@@ -169,13 +165,7 @@ class JobProgress:
 
     def clear(self) -> None:
         """Remove the line that ``step`` rewrites."""
-        if self._line:
-            click.echo("\r\x1b[K", err=True, nl=False, color=True)
-            self._line = ""
-
-    def _rewrite(self, line: str) -> None:
-        self._line = line
-        click.echo(f"\r{line}\x1b[K", err=True, nl=False, color=True)
+        self._line.clear()
 
 
 def _rounded(seconds: float | None) -> float | None:

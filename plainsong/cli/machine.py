@@ -220,11 +220,8 @@ REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "fuse", "ce
 class SyncTimes:
     """Times of a loop of small writes, each followed by ``fdatasync``."""
 
-    rounds: int
     median_s: float
     p99_s: float
-    write_s: float
-    """The median of the writes alone, without their syncs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,25 +239,21 @@ def measure_sync(directory: Path) -> SyncTimes:
       OSError: the directory cannot be written to.
     """
     block = os.urandom(WRITE_BYTES)
-    writes: list[float] = []
     syncs: list[float] = []
     handle, name = tempfile.mkstemp(prefix=".plainsong-doctor-", dir=directory)
     try:
         over = time.perf_counter() + MAX_MEASURE_S
         while len(syncs) < MAX_ROUNDS and (len(syncs) < 5 or time.perf_counter() < over):
-            began = time.perf_counter()
             os.write(handle, block)
             written = time.perf_counter()
             os.fdatasync(handle)
-            writes.append(written - began)
             syncs.append(time.perf_counter() - written)
     finally:
         os.close(handle)
         with suppress(OSError):
             Path(name).unlink()
     syncs.sort()
-    writes.sort()
-    return SyncTimes(len(syncs), syncs[len(syncs) // 2], syncs[len(syncs) * 99 // 100], writes[len(writes) // 2])
+    return SyncTimes(syncs[len(syncs) // 2], syncs[len(syncs) * 99 // 100])
 
 
 def mount_of(directory: Path, mounts: str | None = None) -> Mount | None:

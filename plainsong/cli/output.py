@@ -230,8 +230,37 @@ PROGRESS_AFTER_S = 1.0
 PROGRESS_EVERY_S = 0.25
 
 
-class Progress:
-    """A progress line on standard error, not shown in the first second.
+class ProgressLine:
+    """A line on standard error that is rewritten four times a second at most.
+
+    Args:
+      due_s: when it may first be shown, on the caller's clock.
+    """
+
+    def __init__(self, due_s: float = 0.0) -> None:
+        self._due_s = due_s
+        self._is_shown = False
+
+    def is_due(self, now_s: float, *, at_once: bool = False) -> bool:
+        """True if the line may be rewritten now; then it is due again after ``PROGRESS_EVERY_S``."""
+        if now_s < self._due_s and not at_once:
+            return False
+        self._due_s = now_s + PROGRESS_EVERY_S
+        return True
+
+    def rewrite(self, text: str, *, color: bool | None = True) -> None:
+        """Shows ``text`` instead of the last one; with ``color`` None a file gets it without the code that clears."""
+        self._is_shown = True
+        click.echo(f"\r{text}\x1b[K", err=True, nl=False, color=color)
+
+    def clear(self) -> None:
+        if self._is_shown:
+            click.echo("\r\x1b[K", err=True, nl=False, color=True)
+            self._is_shown = False
+
+
+class Progress(ProgressLine):
+    """The progress of a publish, not shown in the first second.
 
     Args:
       total_bytes: size of the input, if it is known.
@@ -242,23 +271,14 @@ class Progress:
         self._total = total_bytes
         self._wanted = wanted
         self._began_s = time.monotonic()
-        self._shown_s = self._began_s + PROGRESS_AFTER_S - PROGRESS_EVERY_S
-        self._is_shown = False
+        super().__init__(self._began_s + PROGRESS_AFTER_S)
 
     def show(self, messages: int, read_bytes: int) -> None:
-        """Rewrites the line, at most every quarter of a second."""
+        """Rewrites the line if it is due."""
         now_s = time.monotonic()
-        if not self._wanted or now_s - self._shown_s < PROGRESS_EVERY_S:
+        if not (self._wanted and self.is_due(now_s)):
             return
-        self._shown_s = now_s
-        self._is_shown = True
         part = f" ({min(100, 100 * read_bytes // self._total)} %)" if self._total else ""
         rate = messages / (now_s - self._began_s)
         count = f"{show_count(messages, grouped=True)} {plural('message', messages)}"
-        line = f"{count}, {show_bytes(read_bytes)}{part}, {show_count(rate, grouped=True)}/s"
-        click.echo(f"\r{line}\x1b[K", err=True, nl=False, color=True)
-
-    def clear(self) -> None:
-        if self._is_shown:
-            click.echo("\r\x1b[K", err=True, nl=False, color=True)
-            self._is_shown = False
+        self.rewrite(f"{count}, {show_bytes(read_bytes)}{part}, {show_count(rate, grouped=True)}/s")

@@ -417,9 +417,10 @@ def set_aside(topic: str, first: str, last: str, yes: bool, dry_run: bool, as_js
     if as_json:
         echo_json(done)
     else:
-        rows = done["after"]["rows"]
-        count = "all readable rows" if rows is None else output.counted(rows, "row")
-        click.echo(f"set aside {count}, copied to {done['after']['file']} in the daemon's data directory")
+        after = done["after"]
+        assert after is not None  # of a range that was set aside
+        count = "all readable rows" if after["rows"] is None else output.counted(after["rows"], "row")
+        click.echo(f"set aside {count}, copied to {after['file']} in the daemon's data directory")
 
 
 # --- chains ----------------------------------------------------------------------------------------

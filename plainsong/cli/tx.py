@@ -16,7 +16,7 @@ from plainsong.cli.options import Place, show_length, show_time
 from plainsong.cli.output import confirmed, echo_json, escaped, note, report
 from plainsong.positions import now_ms
 from plainsong.protocol.paging import pages
-from plainsong.protocol.transactions.transaction import issued_ms
+from plainsong.protocol.transactions.transaction import STATES, issued_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.page import Held
     from plainsong.sql import Recovery
 
-#: States as the service names them.
-STATES = ("in_progress", "invalid", "committed", "aborted")
 HEADINGS = ("CLIENT", "ID", "STATE", "TYPE", ">AGE", ">LEFT", ">TOPICS", ">HIDDEN")
 MAX_ID = (1 << 63) - 1
 

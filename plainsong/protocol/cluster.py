@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from plainsong.protocol.names import TopicName
 
+#: The header of a forwarded answer with the address of the instance that owns the topic.
+OWNER_HEADER = "Plainsong-Owner"
 #: The largest text of all pins and drains: ZooKeeper keeps nodes of up to 1 MiB.
 MAX_PLACEMENT_BYTES = 900_000
 #: The number of slices, and so the most steps of a handover.

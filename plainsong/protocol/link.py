@@ -290,10 +290,9 @@ class FrameTooLarge(MalformedBody):
 class FrameWriter:
     """Encodes the frames of one connection."""
 
-    def __init__(self, vocabulary: Vocabulary, max_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._pack = vocabulary.packer()
+        self._pack = VOCABULARY.packer()
 
     def encode(self, kind: FrameKind, *rest: Any) -> bytes:
         """A frame as bytes, its length first.
@@ -305,7 +304,7 @@ class FrameWriter:
         try:
             packed = self._pack([+kind, *rest])
         except Exception:
-            self._pack = self._vocabulary.packer()
+            self._pack = VOCABULARY.packer()
             raise
         if len(packed) > self._max_bytes:
             raise FrameTooLarge(f"a frame would have {len(packed)} bytes, at most {self._max_bytes} are allowed")
@@ -315,8 +314,7 @@ class FrameWriter:
 class FrameReader:
     """Decodes the frames of one connection, in whatever pieces they arrive."""
 
-    def __init__(self, vocabulary: Vocabulary, max_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_bytes = max_bytes
         self._rest = b""
 
@@ -334,7 +332,7 @@ class FrameReader:
         """
         buffer = self._rest + data if self._rest else data
         frames: list[list[Any]] = []
-        at, end, unpack = 0, len(buffer), self._vocabulary.unpack
+        at, end, unpack = 0, len(buffer), VOCABULARY.unpack
         while end - at >= 4:
             size = int.from_bytes(buffer[at : at + 4], "big")
             if size > self._max_bytes:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 _VERSION = 1
 _MAX_GENERATION = (1 << 31) - 1
 _BUCKET_NUMBERS = 5
-_LINK_BYTES = 32
+#: The length of a link of a chained topic.
+LINK_BYTES = 32
 
 
 class ChainEnd(NamedTuple):
@@ -139,7 +140,7 @@ class Metadata:
 
 def _chain_end(position: object, number: object, link: object) -> ChainEnd:
     checked = _checked_position(position)
-    if checked is None or not isinstance(link, bytes) or len(link) != _LINK_BYTES:
+    if checked is None or not isinstance(link, bytes) or len(link) != LINK_BYTES:
         raise ValueError("the end of a chain has a position and a link")
     return ChainEnd(checked, checked_number(number), link)
 

@@ -23,6 +23,8 @@ Isolation = Literal["uncommitted", "committed"]
 MAX_WAIT_MS = 60_000
 #: The longest time to live, in seconds. Source: an Avro int, and the ttl property, which is one.
 MAX_TTL_S = (1 << 31) - 1
+#: The largest sequence id of a producer: the maximum of an Avro long.
+MAX_SEQUENCE_ID = (1 << 63) - 1
 
 
 class Lengths:

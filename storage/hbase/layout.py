@@ -8,7 +8,6 @@ from hashlib import blake2b
 from os.path import commonprefix
 from typing import TYPE_CHECKING, NamedTuple
 
-from plainsong.protocol.effects import Table
 from plainsong.protocol.keys import (
     HIGH_WATER,
     MESSAGE_TAIL_BYTES,
@@ -34,11 +33,6 @@ HASHES = 256
 def hashed(key: bytes) -> bytes:
     """Return the key as used in the message and payload tables."""
     return blake2b(topic_prefix(key), digest_size=1).digest() + key
-
-
-def row_key(table: Table, key: bytes) -> bytes:
-    """Return the key as used in ``table``."""
-    return key if table is Table.METADATA else hashed(key)
 
 
 def is_within_topic(start: bytes, stop: bytes) -> bool:

@@ -18,9 +18,10 @@ Why nothing acknowledged is lost, and which module to read for it, from the bott
 7. ``keeper_thread``, ``keeper``, ``tidying``: one thread that changes sealed volumes, each time with one synced batch,
    and copies live rows before it removes volumes from the list. Before a volume is removed, the metadata database is
    durable up to the volume's last journal entry.
-8. ``opening``: the checks when a store is opened; ``upgrade``: directories of earlier formats.
-9. ``group_commit``, ``tables``, ``store``: which thread calls what; ``open_tables``: when everything is reopened after a
-   failure.
+8. ``opening``: the checks when a store is opened; ``upgrade``: directories of earlier formats; ``former``: what those
+   need afterwards.
+9. ``group_commit``, ``inline_policy``, ``tables``, ``store``: which thread calls what; ``open_tables``: when everything
+   is reopened after a failure.
 
 A commit is acknowledged when ``commit.Committer.write`` has returned, after the sync of its batch. If it changes rows
 of sealed volumes, the keeper has synced each of these changes as well.

@@ -9,12 +9,9 @@ concurrent writers too. This module does so itself because
   the previous one is known;
 * handing over a group to a thread costs as little as handing over one commit.
 
-On a disk that syncs in a fraction of a millisecond, a hand-over costs as much as the sync. So while the thread is idle,
-the event loop writes small commits itself, all commits of one turn as one group (``gather``, ``write_gathered``). Then
-a stall of the disk stalls the loop. Therefore, after a write that took longer than ``max_inline_s``, the thread writes
-small commits for ten times as long as that write took; each further slow write among the next thousand doubles the
-factor, up to a thousand. While the disk syncs, the loop runs each submitter's callback
-(``PendingWrite.while_syncing``), whose effects stay hidden until the sync succeeds.
+While the thread is idle and the disk is fast (``storage.leveldb.inline_policy``), the event loop writes small commits
+itself, all commits of one turn as one group (``gather``, ``write_gathered``). While the disk syncs, the loop runs each
+submitter's callback (``PendingWrite.while_syncing``), whose effects stay hidden until the sync succeeds.
 
 Threads: only the loop queues commits, counts those in the thread, and completes them. The commit thread and the keeper
 only append to ``_written`` and wake the loop.
@@ -32,9 +29,10 @@ from typing import TYPE_CHECKING, TypeVar
 import outcome
 import trio
 
-from plainsong.protocol.effects import Delete, Put, Table
+from plainsong.protocol.effects import Delete, Put
 from storage.base import StoreConflict, StoreError
 from storage.leveldb import threads
+from storage.leveldb.inline_policy import InlinePolicy
 from storage.leveldb.operations import PendingWrite
 from storage.loop import Waker
 from storage.threaded import in_thread
@@ -49,12 +47,6 @@ T = TypeVar("T")
 MAX_GROUP_BYTES = 4 << 20
 #: Added for each row to its value and key prefix: at least the cost that a volume counts.
 _ROW_BYTES = 64
-#: Maximum bytes that the event loop writes at once: up to here a sync takes hardly longer than for a single row.
-MAX_INLINE_BYTES = 32 << 10
-#: After a slow write of the event loop, the thread writes for this many times as long as the write took: the first
-#: factor, doubled up to the second one by each further slow write, unless more than QUICK_CALLS quick ones preceded it.
-SLOW_FACTORS = (10, 1000)
-QUICK_CALLS = 1000
 
 
 class GroupCommit(trio.abc.Instrument):
@@ -68,8 +60,8 @@ class GroupCommit(trio.abc.Instrument):
         self,
         write: Callable[[Sequence[PendingWrite], Callable[[], object] | None], None],
         *,
-        is_hot: Callable[[], bool] = lambda: False,
-        max_inline_s: float = 0.0,
+        is_hot: Callable[[], bool],
+        max_inline_s: float,
     ) -> None:
         """Start the thread; ``close`` ends it. For the event loop.
 
@@ -77,11 +69,11 @@ class GroupCommit(trio.abc.Instrument):
           write: makes a group durable; its StoreError is the answer to the whole group. Called in the thread, or on the
             event loop while the thread is idle; only then with a function to call while the disk syncs.
           is_hot: returns True if a small group would need only the write and its sync now.
-          max_inline_s: an inline write that takes longer makes the thread write for a while; 0: never write inline.
+          max_inline_s: see ``InlinePolicy``.
         """
         self._write = write
         self._is_hot = is_hot
-        self._max_inline_s = max_inline_s
+        self._inline = InlinePolicy(max_inline_s)
         self._waiting: threads.Queue[PendingWrite | None] = threads.Queue()
         self._written: deque[tuple[Sequence[PendingWrite], StoreError | StoreConflict | None, int]] = deque()
         #: Commits that were handed to the commit thread, and that it has not reported yet.
@@ -93,13 +85,6 @@ class GroupCommit(trio.abc.Instrument):
         #: True while the disk syncs an inline write. Commits that begin during the sync are handed to the thread afterwards.
         self._disk_works = False
         self._held_back: list[PendingWrite] = []
-        #: Time spent in the submitters' callbacks, which does not count as time of the disk.
-        self._callbacks_s = 0.0
-        #: The thread makes all writes until this time, because the disk was slow.
-        self._slow_until_s = 0.0
-        #: These two determine how long the thread writes after the next slow call.
-        self._slow_factor, _ = SLOW_FACTORS
-        self._quick_calls = QUICK_CALLS
         self._loop = trio.lowlevel.current_trio_token()
         self.waker = Waker()
         trio.lowlevel.add_instrument(self)
@@ -130,7 +115,7 @@ class GroupCommit(trio.abc.Instrument):
     @property
     def writes_inline(self) -> bool:
         """True if the event loop would write a small commit itself now."""
-        return not self._in_thread and self._max_inline_s > 0 and perf_counter() >= self._slow_until_s
+        return not self._in_thread and self._inline.allows(perf_counter())
 
     @property
     def is_idle(self) -> bool:
@@ -139,14 +124,11 @@ class GroupCommit(trio.abc.Instrument):
 
     def done_inline(self, read: Callable[[], T]) -> T:
         """Do a small read on the event loop, while ``writes_inline``. A slow one turns inline calls off for a while."""
-        began_s = perf_counter()
+        self._inline.begin(perf_counter())
         try:
             return read()
         finally:
-            ended_s = perf_counter()
-            self._quick_calls += 1
-            if ended_s - began_s > self._max_inline_s:
-                self._was_slow(ended_s, ended_s - began_s)
+            self._inline.end(perf_counter())
 
     def gather(self) -> None:
         """Collect small commits that begin from now on; ``write_gathered`` writes them.
@@ -162,24 +144,13 @@ class GroupCommit(trio.abc.Instrument):
         if not group:
             return
         self._gathered, self._gathered_bytes = [], 0
-        began_s, self._callbacks_s = perf_counter(), 0.0
+        self._inline.begin(perf_counter())
         error = self._attempt(group, partial(self._while_syncing, group))
-        ended_s = perf_counter()
-        took_s = ended_s - began_s - self._callbacks_s
-        self._quick_calls += 1
-        if took_s > self._max_inline_s:
-            self._was_slow(ended_s, took_s)
+        self._inline.end(perf_counter())
         held_back, self._held_back = self._held_back, []
         for work in held_back:
             self._hand_over(work)
         _complete(group, error)
-
-    def _was_slow(self, now_s: float, took_s: float) -> None:
-        """Leave commits to the thread for a while."""
-        least, most = SLOW_FACTORS
-        self._slow_factor = least if self._quick_calls > QUICK_CALLS else min(2 * self._slow_factor, most)
-        self._quick_calls = 0
-        self._slow_until_s = now_s + self._slow_factor * took_s
 
     def _while_syncing(self, group: Sequence[PendingWrite]) -> None:
         """Run the submitters' callbacks while the disk syncs their commits."""
@@ -191,15 +162,10 @@ class GroupCommit(trio.abc.Instrument):
                     work.while_syncing()
         finally:
             self._disk_works = False
-            self._callbacks_s = perf_counter() - began_s
+            self._inline.exclude(perf_counter() - began_s)
 
     def _may_write_inline(self, work: PendingWrite) -> bool:
-        if self._gathered_bytes + work.size > MAX_INLINE_BYTES or work.expect or not self.writes_inline:
-            return False
-        for operation in work.operations:
-            if type(operation) is not Put and not (type(operation) is Delete and operation.table is Table.METADATA):
-                return False
-        return self._is_hot()
+        return self._inline.is_small(work, self._gathered_bytes) and self.writes_inline and self._is_hot()
 
     def _hand_over_gathered(self) -> None:
         group, self._gathered, self._gathered_bytes = self._gathered, [], 0

@@ -51,7 +51,7 @@ class Keeper:
         sets: Sets,
         databases: OpenDatabases,
         metadata: Metadata,
-        hand_in: Callable[[PendingWrite], None],
+        hand_in: Callable[[PendingWrite], object],
         shipper: Shipper | None = None,
     ) -> None:
         """Start the thread; ``thread.close`` ends it.

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+#: A pause as a multiple of the piece of work before it: rewriting takes a third of a core and of the disk at most.
+PAUSE_FACTOR = 2.0
 #: Long work. It yields a pause in seconds; an operation for the commit to apply; or None, to continue once every
 #: message that has arrived by then is handled.
 Work = Generator["float | SetChange | None", None, T]
@@ -59,7 +61,7 @@ class Running:
 class KeeperThread:
     """Runs the thread: takes messages and advances long work, both of which ``keeper`` and ``tidying`` define."""
 
-    def __init__(self, hand_in: Callable[[PendingWrite], None]) -> None:
+    def __init__(self, hand_in: Callable[[PendingWrite], object]) -> None:
         """Start the thread; ``close`` ends it. ``hand_in``: see ``Keeper``."""
         self._hand_in = hand_in
         #: Set by the event loop before the store is closed: long work ends at its next step.
@@ -80,7 +82,7 @@ class KeeperThread:
         self._stopping = False
         self._thread = threads.spawn("store keeper", self._run)
 
-    # --- for any thread: never waits, except ``settle`` and ``close`` ----------------------------------
+    # --- for any thread: never waits, except ``close`` -------------------------------------------------
 
     def put(self, message: Callable[[], object], *, urgent: bool = False) -> None:
         """Have the thread call ``message``; if it is urgent, even while an operation is with the commit."""
@@ -94,12 +96,6 @@ class KeeperThread:
         """End long work at its next step, because the store is about to be closed. For the event loop."""
         self.leaving = True
         self.put(lambda: None)
-
-    def settle(self) -> None:
-        """Wait for all messages sent so far, but not for long work. Blocks; not for the event loop of a busy store."""
-        done: threads.Queue[None] = threads.Queue()
-        self.put(lambda: done.put(None))
-        done.get()
 
     def close(self) -> None:
         """Handle the messages that have arrived, end long work at its next step, and end the thread. Idempotent."""
@@ -221,6 +217,21 @@ class KeeperThread:
             # A copy: the traceback of the raised object keeps its frames alive, and with them an open database.
             self.failed = copy_of(raised)
         return copy_of(raised)
+
+
+class Pauses:
+    """Computes the pause after each piece of work."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.monotonic()
+        self._paused_s = 0.0
+
+    def next(self) -> float:
+        """Return the pause after the piece that ends now: a multiple of its duration."""
+        now_s = time.monotonic()
+        took_s = max(0.0, now_s - self._begun_s - self._paused_s)
+        self._begun_s, self._paused_s = now_s, took_s * PAUSE_FACTOR
+        return self._paused_s
 
 
 def copy_of(error: StoreError) -> StoreError:

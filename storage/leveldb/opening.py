@@ -15,13 +15,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from plainsong.protocol.effects import Table
-from storage.base import StoreDamaged, Unreadable
+from storage.base import StoreDamaged
 from storage.directory import DAMAGED_HINT, METADATA_NAME, opening_failed, sync_directory
 from storage.leveldb.engine.database import Database, Shape
 from storage.leveldb.engine.manifest import check_files
+from storage.leveldb.former import large_shape, lost_by_a_race
 from storage.leveldb.index import DeadRanges
 from storage.leveldb.volume import AFTER_JOURNAL, JOURNAL, MAX_COUNTED_BYTES, TABLES, Volume, log_sizes, save_index
-from storage.leveldb.volume_list import Listed, read_list, remove_unlisted, unlisted, write_list
+from storage.leveldb.volume_list import Listed, read_list, remove_unlisted, write_list
 from storage.leveldb.volume_set import VolumeSet, estimate_live
 
 if TYPE_CHECKING:
@@ -53,13 +54,11 @@ def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenData
         for volume in volumes:
             logs = volume.read_index(metadata, check=check)
             # If a daemon ended before it removed the index of its newest volume, the index is older than the volume.
-            # Indexes of earlier versions lack the lengths of logs: they are compared with the journal later.
-            is_old = volume is volumes[-1] and logs and logs != log_sizes(volume.path)
-            volume.is_known = logs is not None and not is_old
-            volume.has_log_sizes = bool(logs)
+            is_newest = volume is volumes[-1]
+            volume.is_known = logs is not None and not (is_newest and logs != log_sizes(volume.path))
         databases.acquire(volumes[-1])
         databases.release(volumes[-1])
-        found = _lost_by_a_race(directory, listed, options)
+        found = lost_by_a_race(directory, listed, options)
         if found is not None:
             volumes.append(found)
             # The previous volume was written after its index, and after rows of the lost one.
@@ -76,47 +75,8 @@ def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenData
 
 def _shape(listed: Listed, options: LevelDBOptions) -> Shape:
     if listed.large:
-        return options.large_shape
+        return large_shape(options)
     return options.volume_shape(packed=listed.packed)
-
-
-def _lost_by_a_race(directory: Path, listed: Sequence[Listed], options: LevelDBOptions) -> Volume | None:
-    """Return a volume after the last listed one that has rows although the list lacks it.
-
-    Versions before 0.2 could remove the newest volume from the list if a volume was sealed while another was dropped or
-    rewritten. Its number is above all listed ones; a volume that was rightly removed has a lower number.
-
-    Raises:
-      StoreUnusable: there may be such a volume, and it cannot be opened.
-    """
-    for path in unlisted(directory, listed):
-        if path.suffix or int(path.name) <= listed[-1].number:
-            continue
-        if not _has_files_of_rows(path):
-            continue  # a new volume that was never listed
-        # Errors are raised: ``remove_unlisted`` would remove acknowledged rows that cannot be read at the moment.
-        check_files(path)
-        database = Database(path, options.volume_shape(packed=True), create=False)
-        volume = Volume(int(path.name), path, options.volume_shape(packed=True))
-        try:
-            for _ in volume.look_through(database):
-                pass
-        finally:
-            database.close()
-        if volume.is_empty and not volume.journal_last:
-            continue
-        log.warning(
-            "a volume missing from the list was added again: it has acknowledged messages",
-            extra={"volume": path.name, "rows": volume.rows, "journal": volume.journal_last},
-        )
-        return Volume(volume.number, path, volume.shape)
-    return None
-
-
-def _has_files_of_rows(path: Path) -> bool:
-    """True if a folder has a table, or a log that was written. Raises OSError."""
-    files = list(path.iterdir())
-    return any(file.suffix in (".ldb", ".sst") or (file.suffix == ".log" and file.stat().st_size) for file in files)
 
 
 def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Metadata, *, check: bool) -> VolumeSet:
@@ -132,7 +92,7 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
     read_through = set()
     for volume in volumes:
         is_newest = volume is volumes[-1]
-        if not _is_known(volume, databases, is_newest=is_newest):
+        if not volume.is_known:
             with databases.lease(volume) as database:
                 for _ in volume.look_through(database):
                     pass
@@ -169,19 +129,6 @@ def first_set(volumes: Sequence[Volume], databases: OpenDatabases, metadata: Met
         is_noted = uncounted is not None and volume.number in uncounted
         volume.uncounted = int(is_unsure or is_noted or volume.is_index_stale)
     return found
-
-
-def _is_known(volume: Volume, databases: OpenDatabases, *, is_newest: bool) -> bool:
-    """True if the index of a volume is up to date."""
-    if volume.is_known and is_newest and not volume.has_log_sizes:
-        known = volume.journal_last
-        try:
-            with databases.lease(volume) as database:
-                volume.look_at_journal(database)
-        except Unreadable:
-            return True  # only a reader that needs the damaged block meets it
-        return volume.journal_last == known
-    return volume.is_known
 
 
 def _check_journal(volumes: Sequence[Volume], metadata: Metadata) -> None:

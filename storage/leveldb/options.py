@@ -40,17 +40,6 @@ class LevelDBOptions:
         )
 
     @property
-    def large_shape(self) -> Shape:
-        """The layout of version 0.1's database: many merged tables."""
-        return Shape(
-            write_buffer_bytes=8 * MIB,
-            block_cache_bytes=8 * MIB,
-            max_file_bytes=8 * MIB,
-            bloom_bits=10,
-            paranoid_checks=self.paranoid_checks,
-        )
-
-    @property
     def metadata_shape(self) -> Shape:
         """The layout of the metadata's database: small rows that are replaced often."""
         return Shape(

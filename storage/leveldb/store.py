@@ -21,7 +21,8 @@ import trio
 from plainsong.protocol.effects import Delete, Table
 from storage.base import Claim, NothingWritten, StoreError, StoreStatistics, StoreTraits, StoreUnusable, drop_rows
 from storage.directory import NO_THREADS_HINT, DataDirectory, refuse_replicated
-from storage.leveldb.group_commit import MAX_INLINE_BYTES, GroupCommit, own_error
+from storage.leveldb.group_commit import GroupCommit, own_error
+from storage.leveldb.inline_policy import MAX_INLINE_BYTES
 from storage.leveldb.open_tables import OpenTables
 from storage.leveldb.operations import MarkDead, PendingWrite, Seal
 from storage.leveldb.options import LevelDBOptions

@@ -114,15 +114,14 @@ class LevelDBTables:
         options: LevelDBOptions,
         *,
         check: bool = True,
-        hand_in: Callable[[PendingWrite], None] | None = None,
+        hand_in: Callable[[PendingWrite], object] = lambda _: None,
         shipper: Shipper | None = None,
     ) -> None:
         """Open what ``create`` made, and replay the journal into the metadata.
 
         Args:
           check: check for missing files first, because LevelDB does not detect them.
-          hand_in: hands a write of the keeper to the commit thread. Without it, the owner of the tables must call
-            ``committer.write`` for each of ``handed_in``.
+          hand_in: see ``Keeper``. Not needed if the owner only reads.
           shipper: see ``Committer``.
         Raises:
           StoreUnusable: one of its subclasses.
@@ -145,11 +144,8 @@ class LevelDBTables:
                 raise StoreUnusable(error.detail, hint=error.hint) from error
             except OSError as error:
                 raise opening_failed(error, directory) from error
-            #: Writes of the keeper that wait for the committer, if there is no ``hand_in``.
-            self.handed_in: deque[PendingWrite] = deque()
             try:
-                waiting = hand_in or self.handed_in.append
-                self.keeper = Keeper(volumes, options, self.sets, self.databases, self.metadata, waiting, shipper)
+                self.keeper = Keeper(volumes, options, self.sets, self.databases, self.metadata, hand_in, shipper)
             except RuntimeError as error:
                 # The process may have no more threads. The store can be opened again later.
                 raise StoreUnusable(f"the store's thread cannot start: {error}", hint=NO_THREADS_HINT) from error

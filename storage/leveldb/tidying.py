@@ -9,8 +9,8 @@ slowly, and rows that change during the copy are changed again in the new volume
 the rows are counted first: each rewrite leaves less than half, and nothing is rewritten again before more rows have
 died. Of payloads there is no estimate: their volume is counted after one dead range of them, after four times as many,
 and so on, and once no more have died for a while. A volume from which rows were removed one by one is counted after a
-kill, and if other rows of the topic died together. The database of version 0.1 may be of any size: its dead rows are
-removed in place, as that version did, except payloads, which stay until the whole database is dead.
+kill, and if other rows of the topic died together. The database of version 0.1 is never rewritten
+(``storage.leveldb.former``).
 
 All of this is work of the keeper's thread (``storage.leveldb.keeper``): other rows may change between two steps.
 """
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
@@ -29,11 +28,12 @@ from storage.base import StoreError, StoreUnusable, Unreadable
 from storage.directory import sync_directory
 from storage.leveldb.engine.errors import FOREIGN, call_failed, without_folders
 from storage.leveldb.engine.packs import PACKED_TABLE, laid_out
-from storage.leveldb.index import DeadRanges, part_within
+from storage.leveldb.former import sweep
+from storage.leveldb.keeper_thread import Pauses
 from storage.leveldb.open_databases import VolumeDamaged
 from storage.leveldb.operations import ForgetDead, Seal
 from storage.leveldb.row_writes import RowWrites
-from storage.leveldb.volume import QUIET_STEPS, TABLES, Extent, Extents, Volume, save_index
+from storage.leveldb.volume import QUIET_STEPS, TABLES, Extent, Volume, save_index
 from storage.leveldb.volume_list import remove_volume
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: A volume with a larger live part is left alone.
 REWRITE_BELOW = 0.5
-#: The database of version 0.1 may be too large to rewrite: below this live part, its dead rows are removed in place.
-SWEEP_BELOW = 0.8
 #: Each count after quiet steps doubles their number, up to this, so that a volume in which payloads die now and then is
 #: not read through each time.
 MOST_QUIET_STEPS = 128 * QUIET_STEPS
@@ -58,14 +56,9 @@ COUNT_FACTOR = 4
 MAX_STEP_S = 20.0
 #: Time within a step for counts that only payloads require. The other volumes are counted in the next steps.
 COUNTING_S = 5.0
-#: Pause after each piece, as a multiple of its duration: rewriting takes a third of a core and of the disk at most.
-_PAUSE_FACTOR = 2.0
 _PIECE_ROWS = 500
 #: Parts between dead ranges that are searched at a time for a live row: each is a seek in the database.
 _PIECE_PARTS = 100
-#: Rows of about this many bytes are removed from the database of version 0.1 before LevelDB compacts around them, in
-#: one call that blocks the keeper.
-SWEPT_BYTES = 16 << 20
 
 
 def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange | None, None, int]:
@@ -110,9 +103,7 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
             _leave_alone(keeper, _unreadable(keeper, sources), error)
             continue
         removed += len(sources) - 1
-    for volume in keeper.volumes.sealed:
-        if volume.large and volume not in keeper.listed.damaged and volume.live_bytes < SWEEP_BELOW * volume.row_bytes:
-            yield from sweep(keeper, volume, until_s)
+    yield from sweep(keeper, until_s)
     current = keeper.volumes
     forget = [
         (table, start, stop)
@@ -185,7 +176,7 @@ def first_live_table(
       between_payloads: search between all dead ranges for live payloads, whatever the estimate is.
     """
     current, reads = keeper.volumes, keeper.now()
-    pauses, searched = _Pauses(), 0
+    pauses, searched = Pauses(), 0
     for table in TABLES:
         for extent in volume.extents[table].values():
             parts = list(current.dead[table].live_parts(extent.first, extent.last + b"\x00"))
@@ -276,7 +267,7 @@ def _note_counted(volume: Volume, known: int) -> None:
 
 def _count_live_rows(keeper: Keeper, volume: Volume, table: Table) -> Generator[float, None, None]:
     counted: dict[Extent, int] = dict.fromkeys(volume.extents[table].values(), 0)
-    pauses = _Pauses()
+    pauses = Pauses()
     with keeper.now().rows_of([volume], table) as rows:
         every = iter(rows)
         while some := list(islice(every, _PIECE_ROWS)):
@@ -332,7 +323,7 @@ def rewrite(keeper: Keeper, sources: Sequence[Volume]) -> Generator[float | SetC
 def _copy(
     keeper: Keeper, sources: Sequence[Volume], target: Volume, database: Database
 ) -> Generator[float, None, None]:
-    pauses = _Pauses()
+    pauses = Pauses()
     for table in TABLES:
         byte = bytes([table])
         try:
@@ -373,108 +364,7 @@ def _change_again(keeper: Keeper, sources: Sequence[Volume], target: Volume, dat
     return bool(keeper.sealed_rows.changed)
 
 
-# --- the database of version 0.1 ----------------------------------------------------------------------
-
-
-def sweep(keeper: Keeper, volume: Volume, until_s: float) -> Generator[float | SetChange | None, None, None]:
-    """Remove the dead rows of a volume in place, and compact it, topic by topic. Raises StoreError."""
-    for table in TABLES:
-        for group, extent in volume.extents[table].items():
-            if time.monotonic() > until_s:
-                break
-            parts = keeper.volumes.dead[table].dead_parts(extent.first, extent.last + b"\x00")
-            if not parts or extent.live > SWEEP_BELOW * extent.size:
-                continue
-            rows = max(_PIECE_ROWS, SWEPT_BYTES * extent.rows // max(1, extent.size))
-            for start, stop in parts:
-                while start < stop:
-                    end = yield from _remove(keeper, volume, table, start, stop, rows)
-                    with keeper.databases.lease(volume) as database:
-                        database.compact(table, start, end)
-                    yield 0.0
-                    start = end
-            left = _without(keeper, volume, table, group, parts)
-            yield from keeper.listed.replace_in_memory(volume, left)
-            volume = left
-    volume.measure()
-    save_index(volume)
-
-
-def _without(
-    keeper: Keeper, volume: Volume, table: Table, group: bytes, parts: Sequence[tuple[bytes, bytes]]
-) -> Volume:
-    """Return a volume's summary without ascending parts of an extent whose rows were removed durably."""
-    left = replace(volume, extents={})
-    for each in TABLES:
-        found = {name: replace(extent, volume=left) for name, extent in volume.extents[each].items()}
-        if each is table and (shrunk := _shrunk(keeper, found.pop(group), table, parts)) is not None:
-            found[group] = shrunk
-        left.extents[each] = Extents(found)
-    return left
-
-
-def _shrunk(keeper: Keeper, extent: Extent, table: Table, removed: Sequence[tuple[bytes, bytes]]) -> Extent | None:
-    gone = DeadRanges().added(removed)
-    parts = list(gone.live_parts(extent.first, extent.last + b"\x00"))
-    if not parts:
-        return None
-    part = part_within(extent.first, extent.last, parts)
-    # ``live`` is the better estimate of the rest, unless rows died since the removal: these still count in ``size``.
-    is_all = parts == list(keeper.volumes.dead[table].live_parts(extent.first, extent.last + b"\x00"))
-    size = max(1, round(extent.live if is_all else extent.size * part))
-    return replace(
-        extent,
-        size=size,
-        live=min(extent.live, float(size)),
-        rows=max(1, round(extent.rows * part)),
-        first=parts[0][0],
-        last=min(extent.last, parts[-1][1]),
-    )
-
-
-def _remove(
-    keeper: Keeper, volume: Volume, table: Table, start: bytes, stop: bytes, max_rows: int
-) -> Generator[float, None, bytes]:
-    """Remove up to ``max_rows`` rows of a range. Returns where the rest begins, or ``stop``."""
-    byte, removed, end = bytes([table]), 0, start
-    pauses = _Pauses()
-    with keeper.databases.lease(volume) as database:
-        try:
-            with database.rows(table, start, stop, values=False) as rows:
-                every = iter(rows)
-                while some := list(islice(every, min(_PIECE_ROWS, max_rows - removed))):
-                    yield pauses.next()
-                    removed, end = removed + len(some), some[-1][0] + b"\x00"
-                    keeper.sealed_rows.before_change(volume, database)
-                    # Synced each time. Of several unsynced batches a power cut can tear one that others follow, which
-                    # LevelDB treats as damage. And the rows must be gone durably before the dead ranges are forgotten.
-                    with database.batch(sync=True) as batch:
-                        for key, _ in some:
-                            batch.delete(byte + key)
-        except FOREIGN as error:
-            raise call_failed(error, "removing dead rows") from error
-    return end if removed == max_rows else stop
-
-
-# --- pauses -------------------------------------------------------------------------------------------
-
-
-class _Pauses:
-    """Computes the pause after each piece of work."""
-
-    def __init__(self) -> None:
-        self._begun_s = time.monotonic()
-        self._paused_s = 0.0
-
-    def next(self) -> float:
-        """Return the pause after the piece that ends now: a multiple of its duration."""
-        now_s = time.monotonic()
-        took_s = max(0.0, now_s - self._begun_s - self._paused_s)
-        self._begun_s, self._paused_s = now_s, took_s * _PAUSE_FACTOR
-        return self._paused_s
-
-
 def _pausing(steps: Iterable[None]) -> Iterator[float]:
-    pauses = _Pauses()
+    pauses = Pauses()
     for _ in steps:
         yield pauses.next()

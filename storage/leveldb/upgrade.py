@@ -35,6 +35,7 @@ from storage.directory import (
 )
 from storage.leveldb.engine.database import Database
 from storage.leveldb.engine.errors import FOREIGN, call_failed
+from storage.leveldb.former import large_shape
 from storage.leveldb.metadata import ROW
 from storage.leveldb.opening import make_first
 from storage.leveldb.volume_list import LIST_NAME, Listed
@@ -79,7 +80,7 @@ def _copy_metadata(directory: Path, options: LevelDBOptions, *, check: bool) -> 
     if copy.exists():
         shutil.rmtree(copy)
     with (
-        closing(Database(directory / ROWS_NAME, options.large_shape, create=False, check=check)) as source,
+        closing(Database(directory / ROWS_NAME, large_shape(options), create=False, check=check)) as source,
         closing(Database(copy, options.metadata_shape, create=True)) as target,
     ):
         try:

@@ -237,8 +237,6 @@ class Volume:
     """True if it could not be read through: any of its rows may be in packs."""
     is_known: bool = False
     """True if its index is valid, so that it need not be read through."""
-    has_log_sizes: bool = False
-    """True if its index has the lengths of its logs."""
 
     @property
     def name(self) -> str:
@@ -388,8 +386,8 @@ class Volume:
           metadata: the folder of the metadata's database.
           check: check that the logs have not changed since.
         Returns:
-          The lengths of the logs when the file was written; empty if an earlier version wrote it; None if it is missing
-          or damaged.
+          The lengths of the logs when the file was written; None if it is missing or damaged, or lacks a field because a
+          build before 0.2 wrote it.
         Raises:
           StoreDamaged: a log has changed: commits are missing.
           OSError: a log cannot be read.
@@ -401,20 +399,19 @@ class Volume:
             found: dict[str, Any] = json.loads(content)
             if found["number"] != self.number:
                 return None
+            logs = _noted_logs(found)
+            of_metadata = _noted_logs(found["metadata"]) if "metadata" in found else {}
+            self.is_index_stale = not found["counted"]
             self.journal_last, self.memory_bytes = int(found["journal_last"]), int(found["memory_bytes"])
-            if "uncounted" in found:  # earlier versions did not write it
+            if "uncounted" in found:  # written at a clean stop, with ``metadata``
                 self.noted_uncounted = frozenset(found["uncounted"])
             for table in TABLES:
-                for group, first, last, rows, size, live, *more in found["extents"][str(int(table))]:
-                    # Earlier versions did not write ``packed`` and ``largest``, or only ``packed``.
-                    packed, largest = more[0] if more else False, more[1] if len(more) > 1 else 0
+                for group, first, last, rows, size, live, packed, largest in found["extents"][str(int(table))]:
                     keys = bytes.fromhex(first), bytes.fromhex(last)
                     extent = Extent(self, *keys, rows, size, float(live), packed, largest)
                     self.extents[table].add(bytes.fromhex(group), extent)
                     self.has_packs |= extent.packed
                     self.is_unread |= extent.packed and not group
-            logs, of_metadata = _noted_logs(found), _noted_logs(found.get("metadata", {}))
-            self.is_index_stale = not found.get("counted", True)  # earlier versions did not write it
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self.extents = {table: Extents() for table in TABLES}
             return None
@@ -545,10 +542,9 @@ def _note_logs(path: Path) -> dict[str, dict[str, int]]:
     return {"logs": logs, "log_checks": {name: log_checksum(path / name, size) for name, size in logs.items()}}
 
 
-def _noted_logs(found: dict[str, Any]) -> dict[str, tuple[int, int | None]]:
-    """Return the length and the checksum of each log in an index; earlier versions wrote none, or only lengths."""
-    checks = found.get("log_checks", {})
-    return {name: (int(size), checks.get(name)) for name, size in found.get("logs", {}).items()}
+def _noted_logs(found: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the length and the checksum of each log in an index."""
+    return {name: (size, found["log_checks"][name]) for name, size in found["logs"].items()}
 
 
 def log_checksum(log: Path, size: int) -> int:
@@ -561,7 +557,7 @@ def log_checksum(log: Path, size: int) -> int:
     return found
 
 
-def check_log(log: Path, size: int, checksum: int | None) -> None:
+def check_log(log: Path, size: int, checksum: int) -> None:
     """Check that a log still begins with the bytes that it had when its volume's index was written, if it exists.
 
     All of these bytes were acknowledged. LevelDB alone does not notice their loss: it skips sectors that read as zeros,
@@ -569,14 +565,14 @@ def check_log(log: Path, size: int, checksum: int | None) -> None:
 
     Args:
       size: the number of these bytes. The log of a sealed volume may have grown since.
-      checksum: of these bytes; None if unknown.
+      checksum: of these bytes.
     Raises:
       StoreDamaged: the log is shorter or differs.
       OSError: the log cannot be read.
     """
     try:
         found = log.stat().st_size
-        if found >= size and (checksum is None or log_checksum(log, size) == checksum):
+        if found >= size and log_checksum(log, size) == checksum:
             return
     except FileNotFoundError:
         return  # its rows are in a table by now; ``check_files`` finds out if LevelDB needs the log

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
+from plainsong.protocol.backoff import Backoff
 from storage.base import StoreError
 from storage.replication.protocol import Apply, Create, Exchange, Fetched, Get, GetAll, Verdict
 
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
     from storage.replication.segment import Segment
 
 T = TypeVar("T")
-#: The first and the longest pause before a retry; each pause is twice the previous one.
-FIRST_PAUSE_S = 0.1
-MAX_PAUSE_S = 5.0
+#: Pauses before a retry; the last one repeats.
+PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0)
 
 
 class ObjectStoreUnavailable(StoreError):
@@ -139,7 +139,7 @@ async def carry_out(
       ObjectStoreRefused, StoreUnusable, and what the procedure raises.
     """
     answer: object = None
-    pause_s = FIRST_PAUSE_S
+    backoff = Backoff(PAUSES_S)
     while True:
         try:
             request = steps.send(answer)
@@ -156,12 +156,11 @@ async def carry_out(
             except ObjectStoreUnavailable as error:
                 answer, why = Verdict.UNKNOWN, error.detail
             if not isinstance(answer, Verdict) or answer is Verdict.DONE:
-                pause_s = FIRST_PAUSE_S
+                backoff.reset()
                 break
             if answer is Verdict.UNKNOWN:
                 failed(why)
-            await pause(pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            await pause(backoff.failed())
             if not isinstance(request, Get | GetAll):
                 break
 

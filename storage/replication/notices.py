@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from storage.replication.segment import RUN_BYTES, DamagedLog
 
@@ -183,11 +183,6 @@ def _number(value: object) -> int:
         raise ValueError(f"{value!r:.40} is no number from 0 to {MAX_NUMBER}")
     assert isinstance(value, int)
     return value
-
-
-def _is_epoch(value: object) -> TypeGuard[int]:
-    """True for a number that a segment can have as its epoch."""
-    return type(value) is int and 0 <= value < 1 << 63
 
 
 def _canonical(value: dict[str, Any]) -> bytes:

@@ -18,7 +18,7 @@ from storage.replication.bases import (
     decode_format,
     part_name,
 )
-from storage.replication.carry import FIRST_PAUSE_S, ObjectStoreUnavailable, read_all
+from storage.replication.carry import PAUSES_S, ObjectStoreUnavailable, read_all
 from storage.replication.notices import LEASE, decode_lease, decode_seal, log_name
 from storage.replication.protocol import AHEAD, Foreign, Place, after
 from storage.replication.segment import DamagedLog, decode_segment, is_segment
@@ -44,13 +44,11 @@ class CopyMoved(StoreError):
 
 async def read(objects: Objects, name: str) -> Fetched | None:
     """Read an object, with a few repetitions. Raises StoreError."""
-    pause_s = FIRST_PAUSE_S
-    for _ in range(ATTEMPTS - 1):
+    for pause_s in PAUSES_S[: ATTEMPTS - 1]:
         try:
             return await objects.get(name)
         except ObjectStoreUnavailable:
             await trio.sleep(pause_s)
-            pause_s *= 2
     return await objects.get(name)
 
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from actors_in_process import actors
 
 from actors.ownership import Instance
-from storage.memory import SharedMemory, SharedMemoryStore
+from tests.storage.shared_memory import SharedMemory, SharedMemoryStore
 
 
 class OwnStore(SharedMemoryStore):

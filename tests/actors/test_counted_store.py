@@ -281,8 +281,7 @@ async def test_a_write_that_waits_for_the_object_store_ends_with_its_process(tmp
 async def test_everything_acknowledged_is_in_the_copy_whatever_answers_are_lost_and_whenever_the_process_ends(
     tmp_path, seed, monkeypatch
 ):
-    monkeypatch.setattr(carry, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(carry, "MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr(carry, "PAUSES_S", (0.001, 0.01))
     random, objects, acknowledged, number = Random(seed), FaultyObjects(seed), set(), 0
     for life in range(3):
         async with opened(tmp_path / "data", objects) as (store, nursery):

@@ -18,7 +18,7 @@ from owners_in_process import instances
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from plainsong.protocol.errors import NoOwner, PlainsongError
-from storage.memory import SharedMemoryStore
+from tests.storage.shared_memory import SharedMemoryStore
 
 ALL = ("a", "b", "c")
 someone = st.sampled_from(ALL)

@@ -18,7 +18,8 @@ from plainsong.protocol.tephra.state import Entry, ManagerState, encode_snapshot
 from plainsong.protocol.topic.asks import Look
 from plainsong.protocol.topic.state import TopicLimits
 from plainsong.protocol.transactions.transaction import POINTERS_PER_MS
-from storage.memory import MemoryStore, SharedMemory
+from storage.memory import MemoryStore
+from tests.storage.shared_memory import SharedMemory
 
 LIFETIME_MS = 90_000_000
 

@@ -313,7 +313,7 @@ async def test_one_topic_that_cannot_be_cleaned_does_not_block_the_others(autoju
 
 
 async def test_all_topics_are_cleaned_even_if_they_exceed_one_listing(autojump_clock, monkeypatch):
-    monkeypatch.setattr("actors.janitor.LIST_ROWS", 3)
+    monkeypatch.setattr("storage.base.PAGE_ROWS", 3)
     names = [TopicName("ns", f"t{number}") for number in range(10)]
     async with actors(janitor=STEPS) as harness:
         for name in names:

@@ -16,7 +16,7 @@ from plainsong.protocol.keys import namespace_key, pointer_key
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.records import unpack_record
 from plainsong.protocol.topic.pending import Pending
-from storage.memory import SharedMemory, SharedMemoryStore
+from tests.storage.shared_memory import SharedMemory, SharedMemoryStore
 
 CHOICES = ("embedded", "embedded", "embedded")
 

@@ -256,7 +256,7 @@ async def test_a_pause_ends_when_the_view_changes():
     pauses.end()
     assert not pauses.holds(NAME, 0.0)
     assert pauses.begin(NAME, 30.0) == 10.0
-    assert pauses.begin(NAME, 100.0) == ownership.FIRST_PAUSE_S
+    assert pauses.begin(NAME, 100.0) == ownership.PAUSES_S[0]
 
 
 async def test_the_number_of_remembered_pauses_is_bounded(monkeypatch):

@@ -624,8 +624,8 @@ async def test_a_directory_whose_log_was_lost_or_cannot_be_read_is_not_said_to_b
         await running.write(3)
         await running.counted()
     record = read_record(tmp_path / "data")
-    monkeypatch.setattr(reading, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(carry, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(reading, "PAUSES_S", (0.001,))
+    monkeypatch.setattr(carry, "PAUSES_S", (0.001, 0.01))
     objects.away = True
     with pytest.raises(ObjectStoreUnavailable, match="away"):
         await is_deposed(objects, record)
@@ -663,7 +663,7 @@ async def test_leaving_a_copy_ends_if_the_object_store_stops_responding_and_can_
     async with primary(tmp_path / "data", objects) as running:
         await running.write(3)
         await running.counted()
-    monkeypatch.setattr(carry, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(carry, "PAUSES_S", (0.001, 0.01))
     create = objects.create
 
     async def create_nothing(name, data):
@@ -1047,8 +1047,7 @@ async def test_a_new_base_removes_objects_that_only_older_moments_need_but_never
 async def test_no_counted_commit_is_lost_whatever_answers_are_lost_and_whenever_processes_end(
     tmp_path, seed, monkeypatch
 ):
-    monkeypatch.setattr(carry, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(carry, "MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr(carry, "PAUSES_S", (0.001, 0.01))
     random, objects = Random(seed), FaultyObjects(seed)
     states, counted = {}, -1
     for turn in range(5):

@@ -1407,8 +1407,7 @@ def newest_mode(objects):
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_no_counted_commit_is_lost_across_take_overs_with_lost_answers(tmp_path, seed, monkeypatch):
-    monkeypatch.setattr(carry, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(carry, "MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr(carry, "PAUSES_S", (0.001, 0.01))
     random, objects = Random(seed), FaultyObjects(seed)
     names, counted = ["a", "b"], 0
     run = partial(primary, tmp_path / "a", objects)

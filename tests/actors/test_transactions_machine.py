@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transactions_of_instances import OTHER, cluster_of
 
-from actors.transaction_actor import SERVICE_NAME
 from plainsong.protocol.errors import NoOwner, PlainsongError
+from storage.base import SERVICE_NAME
 
 TOPICS = (NAME, OTHER)
 INSTANCES = ("a", "b", "c")

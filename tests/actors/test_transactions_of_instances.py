@@ -10,7 +10,6 @@ from transactions_in_process import settle
 from transactions_of_instances import OTHER, cluster_of
 
 import actors.replica
-from actors.transaction_actor import SERVICE_NAME
 from plainsong.protocol.errors import (
     GenerationChanged,
     NoOwner,
@@ -20,6 +19,7 @@ from plainsong.protocol.errors import (
 )
 from plainsong.protocol.topic.asks import PublishUnder, Remove
 from plainsong.protocol.topic.publish import NotEnlisted
+from storage.base import SERVICE_NAME
 
 
 async def test_a_commit_is_visible_in_all_topics_of_all_instances_to_every_later_read():

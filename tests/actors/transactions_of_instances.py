@@ -14,7 +14,6 @@ from pointers_in_process import request
 from actors.pointers import Enlistments, PointerIndex
 from actors.reading import read_page
 from actors.replica import RoutedTransactions
-from actors.transaction_actor import SERVICE_NAME
 from plainsong.protocol.errors import NoOwner, TransactionsUnavailable
 from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.names import TopicName
@@ -22,7 +21,8 @@ from plainsong.protocol.topic.asks import Look, PublishUnder, RollBackPointer, S
 from plainsong.protocol.transactions.ledger import TransactionSettings
 from plainsong.protocol.transactions.replica import ReplicaUpdate
 from plainsong.protocol.transactions.view import Moment
-from storage.memory import SharedMemory
+from storage.base import SERVICE_NAME
+from tests.storage.shared_memory import SharedMemory
 
 OTHER = TopicName("ns", "u")
 

@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 from whole_course import NAMES, Failed, Scene, life
 
-from actors.transaction_actor import SERVICE_NAME
+from storage.base import SERVICE_NAME
 from storage.memory import MemoryStore
 from tests.storage.faulty import FaultyStore
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def plainsong(capsys, monkeypatch):
-    for name in ("PORT", *(setting.variable for setting in every_setting().values())):
+    for name in ("PORT", *(each for each in os.environ if each.startswith("PLAINSONG_"))):
         monkeypatch.delenv(name, raising=False)
 
     def call(*arguments: str) -> tuple[int, str, str]:

@@ -194,8 +194,9 @@ def test_a_smaller_body_limit_requires_a_smaller_message_limit():
 
 def test_every_variable_sets_its_setting():
     for name, setting in every_setting().items():
-        loaded = load_config(None, {setting.variable: str(setting.default)}, {})
-        assert loaded.origins[name] == f"environment {setting.variable}"
+        variable = f"PLAINSONG_{name}".replace(".", "__").upper()
+        loaded = load_config(None, {variable: str(setting.default)}, {})
+        assert loaded.origins[name] == f"environment {variable}"
         assert loaded.config == Config()
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
 
 from broker.api.description.openapi import description
 from broker.api.routes import ROUTES
-from broker.api.schemas import by_status, status_of_code
+from broker.api.schemas import REQUESTS, by_status, status_of_code
+from broker.api.shapes import Shapes
 from broker.http.messages import STATUS_OF
 from broker.http.route import Route
 from broker.security.identity import VERBS
+from plainsong.protocol.answers.fields import component
 from plainsong.protocol.errors import BY_CODE
 
 DOCUMENT = description(ROUTES, "1.2.3")
@@ -77,6 +80,12 @@ def test_every_reference_resolves_and_every_schema_is_used():
     text = json.dumps(DOCUMENT)
     used = set(re.findall(r'"#/components/schemas/(\w+)"', text))
     assert used == set(DOCUMENT["components"]["schemas"])
+
+
+def test_an_answer_cannot_have_the_name_of_another_schema():
+    position = component("Position")(TypedDict("position", {"id": str}))
+    with pytest.raises(TypeError, match="Position is declared twice"):
+        Shapes(REQUESTS).schema(position)
 
 
 def test_every_path_declares_its_parameters():

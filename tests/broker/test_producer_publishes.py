@@ -7,8 +7,8 @@ import trio
 from broker_in_process import TOPICS, in_process
 from test_committed_polls import begin
 
-from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.requests import PublishRequest
+from tests.codecs import AVRO, AVRO_2
 from tests.patience import PATIENCE_S
 
 PUBLISH = f"{TOPICS}/t/publish"

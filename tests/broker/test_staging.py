@@ -10,12 +10,12 @@ import trio
 from broker_in_process import TOPICS, in_process
 
 from broker.api.messages.stream import ask_of
-from plainsong.protocol.codec import AVRO, AVRO_2, JSON
 from plainsong.protocol.frames import decode_frames
 from plainsong.protocol.ids import unpack_id
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.requests import PollRequest, PublishRequest
 from plainsong.protocol.topic.asks import PublishStaged
+from tests.codecs import AVRO, AVRO_2, JSON
 
 TYPES = {"v2": "avro/binary; version=2", "json": "application/json"}
 CODECS = {"v2": AVRO_2, "json": JSON}

@@ -14,10 +14,10 @@ from broker.api.answers import LOOP_BYTES
 from broker.http.handlers import answer_of
 from broker.http.messages import Request
 from broker.http.wire import checked
-from plainsong.protocol.codec import JSON
 from plainsong.protocol.errors import OutcomeUnknown, StorageFailed, TransactionExpired, TransactionRequired
 from plainsong.protocol.requests import PublishRequest, PublishResponse
 from plainsong.protocol.transactions.asks import Decision
+from tests.codecs import JSON
 from tests.patience import PATIENCE_S
 
 

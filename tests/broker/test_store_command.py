@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 
 import pytest
 import trio
 
-from broker.config import every_setting
 from plainsong.cli.command import Exit
 from plainsong.cli.main import program, run
 from plainsong.protocol.ids import pack_id
@@ -20,7 +20,7 @@ from tests.storage.rows_of_all_kinds import NOW_MS, make_store
 
 @pytest.fixture
 def store_command(capsys, monkeypatch):
-    for name in ("PORT", *(setting.variable for setting in every_setting().values())):
+    for name in ("PORT", *(each for each in os.environ if each.startswith("PLAINSONG_"))):
         monkeypatch.delenv(name, raising=False)
 
     def call(*arguments: str) -> tuple[int, str, str]:

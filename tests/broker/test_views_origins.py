@@ -9,7 +9,6 @@ import pytest
 from broker_in_process import START_MS, TOPICS
 
 from broker.api.messages import origins
-from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.effects import Table, put_one
 from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
 from plainsong.protocol.ids import pack_id, pack_position
@@ -18,6 +17,7 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.requests import PollRequest
 from plainsong.protocol.rows import MessageRow, Stored, encode_row
 from storage.base import StoreError, Unreadable
+from tests.codecs import AVRO, AVRO_2
 
 LOOK = f"{TOPICS}/t/messages"
 NAME = TopicName("ns", "t")

@@ -71,7 +71,6 @@ WAITS = {
 
     "storage/leveldb/group_commit.py": ("GroupCommit.written", "storage/test_leveldb.py"),
     "storage/leveldb/open_tables.py": ("OpenTables._close", "storage/test_leveldb.py"),
-    "storage/memory.py": ("SharedMemoryStore._arrive", "storage/test_shared.py"),
     "storage/replication/counted_store.py": ("CountedStore._seen CountedStore.write CountingOutbox.until_counted", "actors/test_counted_store.py"),
 }  # fmt: skip
 COUNTED, COPY, STANDBY = (f"actors/test_{name}.py" for name in ("counted_store", "second_copy", "standby"))

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 from broker_in_process import START_MS, TOPICS, in_process
 
-from plainsong.protocol.codec import AVRO, AVRO_2, JSON
 from plainsong.protocol.requests import PollRequest, PublishRequest, PublishResponse
 from plainsong.protocol.tephra.state import encode_transaction
 from plainsong.protocol.transactions.transaction import Transaction
+from tests.codecs import AVRO, AVRO_2, JSON
 
 TYPES = {"v1": "avro/binary", "v2": "avro/binary; version=2", "json": "application/json"}
 CODECS = {"v1": AVRO, "v2": AVRO_2, "json": JSON}

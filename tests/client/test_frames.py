@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plainsong.protocol import frames
-from plainsong.protocol.codec import FramesOptions, encode_frames
+from plainsong.protocol.codec import FramesOptions
 from plainsong.protocol.frames import BrokenFrames, decode_frames
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.page import Page, item
+from tests.codecs import encode_frames
 
 
 def walked(data: bytes, attributes: bool) -> object:

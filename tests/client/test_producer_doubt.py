@@ -11,7 +11,7 @@ from test_producer_delivery import Desk
 from topic_of_producers import then_lost
 
 from plainsong import Client
-from plainsong.producer_queue import MAX_SEQUENCE_ID, Delivered, Numbering
+from plainsong.producer_queue import Delivered, Numbering
 from plainsong.protocol.errors import (
     InvalidParameter,
     InvalidSequenceIds,
@@ -19,7 +19,7 @@ from plainsong.protocol.errors import (
     PlainsongError,
     SequenceConsumed,
 )
-from plainsong.protocol.requests import PublishRequest
+from plainsong.protocol.requests import MAX_SEQUENCE_ID, PublishRequest
 from tests.client.proxy import Proxy
 from tests.client.simulation import LOST, NO_DAEMON, SILENT, kind, problem
 

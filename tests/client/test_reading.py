@@ -12,11 +12,12 @@ from plainsong._sync.tracks import REFRESH_S
 from plainsong.calls import Answer, Failure, Send
 from plainsong.errors import ConnectFailed, DeadlineExceeded
 from plainsong.positions import ServerPosition, read_plan
-from plainsong.protocol.codec import AVRO_2, FramesOptions, encode_frames
+from plainsong.protocol.codec import FramesOptions
 from plainsong.protocol.errors import PlainsongError, TopicNotFound
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.page import Page, item
 from tests.client.simulation import LOST, NO_DAEMON, Simulation, kind, problem, said
+from tests.codecs import AVRO_2, encode_frames
 
 pytestmark = pytest.mark.usefixtures("both_clients")
 

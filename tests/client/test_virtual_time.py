@@ -12,11 +12,12 @@ from trio.testing import MockClock
 from plainsong import AsyncClient
 from plainsong.calls import Answer, Failure, Send
 from plainsong.errors import DeadlineExceeded, NotSent
-from plainsong.protocol.codec import FramesOptions, encode_frames
+from plainsong.protocol.codec import FramesOptions
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.page import Page, item
 from tests.client.simulation import NO_DAEMON, said
 from tests.client.topic_of_producers import Topic
+from tests.codecs import encode_frames
 
 
 class Line:

@@ -7,10 +7,10 @@ from typing import Any
 
 import trio
 
-from plainsong.protocol.codec import JSON
 from plainsong.protocol.requests import PublishRequest
 from tests.cluster.history.records import Opening, Transaction, Write
 from tests.cluster.voices import Doubt, NotSent, Refused, Stage, Voice
+from tests.codecs import JSON
 from tests.daemon.talk import JSON_HEADERS, topic_path
 
 TX = "/v1/transactions"

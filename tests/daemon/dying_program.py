@@ -13,7 +13,7 @@ import re
 import sys
 from itertools import count
 
-import broker.command.copy  # noqa: F401 - its module, by its whole name
+from plainsong.cli import output
 from plainsong.cli.main import main as plainsong
 
 
@@ -45,7 +45,7 @@ def main(number: str, event: str, pattern: str, times: str, *words: str) -> None
             tell(" ".join(map(str, arguments)))
 
     if event == "says":
-        sys.modules["broker.command.copy"].EVERY_S = 0.0  # report progress each time, regardless of the clock
+        output.PROGRESS_EVERY_S = 0.0  # report progress each time, regardless of the clock
         sys.stderr = Heard(sys.stderr, tell)
     else:
         sys.addaudithook(audit)

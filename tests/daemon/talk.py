@@ -10,10 +10,9 @@ from typing import Any
 
 import trio
 
-from plainsong.protocol.codec import codec_for
-from plainsong.protocol.codec.base import Message
 from plainsong.protocol.frames import FRAMES_TYPE, decode_frames
 from plainsong.protocol.requests import PollRequest, PublishRequest, Receipt
+from tests.codecs import Message, codec_for
 from tests.patience import PATIENCE_S
 
 JSON_HEADERS = {"Content-Type": "application/json"}

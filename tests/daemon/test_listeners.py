@@ -12,11 +12,11 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plainsong.protocol.codec import AVRO, AVRO_2, JSON
 from plainsong.protocol.frames import FRAMES_TYPE
 from plainsong.protocol.ids import LAST_BOUND, after
 from plainsong.protocol.requests import PollRequest, PublishRequest
 from tests.broker.differential import difference, exchanged, meaning
+from tests.codecs import AVRO, AVRO_2, JSON
 from tests.daemon.harness import Daemon
 from tests.daemon.talk import Answer, ask, create, publish, publish_call, read_all
 from tests.patience import PATIENCE_S

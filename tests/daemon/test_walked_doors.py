@@ -14,11 +14,11 @@ import trio
 from wsproto.events import AcceptConnection, Request
 
 from plainsong import Client
-from plainsong.protocol.codec import AVRO_2
 from plainsong.protocol.requests import MAX_ATTRIBUTE_BYTES, MAX_TTL_S, PollRequest, PublishRequest
 from plainsong.protocol.tephra.rpc import decode_reply, encode_call
 from plainsong.protocol.tephra.thrift import ThriftFrames, framed
 from tests.broker.stream_talk import Stream, request
+from tests.codecs import AVRO_2
 from tests.daemon.harness import Daemon, clean_environ, run_plainsong
 from tests.patience import PATIENCE_S
 from tests.ports import free_port

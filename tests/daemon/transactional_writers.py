@@ -13,8 +13,8 @@ from typing import Any
 
 import trio
 
-from plainsong.protocol.codec import JSON
 from plainsong.protocol.requests import PublishRequest
+from tests.codecs import JSON
 from tests.daemon.ring import Place
 from tests.daemon.talk import JSON_HEADERS, Answer, ConnectionLost, NotConnected, Talk, topic_path
 from tests.daemon.transactional_history import Page, Request, Transaction

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from plainsong.protocol.effects import Table
 from plainsong.protocol.keys import generation_prefix, metadata_key, pointer_key
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.rows import MessageRow, decode_row, encode_row
@@ -19,7 +18,6 @@ from storage.hbase.layout import (
     pack,
     removing_columns,
     rolling_column,
-    row_key,
     unpack,
 )
 
@@ -36,11 +34,11 @@ def example() -> dict[str, bytes]:
     return {
         "head row": hashed(metadata_key(NAME)),
         "d:h": Head(OWNER, BEFORE).encode(),
-        "message row": row_key(Table.MESSAGE, packed.key),
+        "message row": hashed(packed.key),
         "d:v": packed.cell,
         "rolled": rolling_column(packed.cell, POINTER, KEYS[0], KEYS[0]),
         "removed": removing_columns(packed.cell, KEYS, {KEYS[1]})[0],
-        "pointer row": row_key(Table.METADATA, pointer_key(NAME, 1, POINTER)),
+        "pointer row": pointer_key(NAME, 1, POINTER),
         "d:a": slot_of(Stamp(9, 2), b"old"),
         "d:b": slot_of(OWNER, b"new"),
         "gone": slot_of(Stamp(9, 4), None),

@@ -11,10 +11,9 @@ from dataclasses import replace
 import pytest
 import trio
 
-from actors.transaction_actor import SERVICE_NAME
 from plainsong.protocol.effects import Delete, RollBack, put_one
 from plainsong.protocol.keys import pointer_key
-from storage.base import NothingWritten, StoreConflict, StoreError
+from storage.base import SERVICE_NAME, NothingWritten, StoreConflict, StoreError
 from storage.hbase.cells import value_in
 from storage.hbase.gateway import thrift
 from storage.hbase.scan import ScanRange, first_rows

@@ -238,7 +238,7 @@ async def test_late_removals_leave_rows_that_replaced_those_they_saw(store, othe
 
 
 async def test_rows_of_the_transaction_service_belong_to_its_owner(store, others):
-    from actors.transaction_actor import SERVICE_NAME
+    from storage.base import SERVICE_NAME
 
     key = b"\x00xt" + (5).to_bytes(8, "big")
     assert metadata_key(SERVICE_NAME) == SERVICE_PREFIX

@@ -13,7 +13,7 @@ from broker.link.client import Link
 from broker.link.flow import Reply
 from broker.link.server import Call, in_task, serve_link
 from broker.link.wire import INLINE_BYTES, WITHIN_DAEMON, Wire
-from plainsong.protocol.link import PREFACE, VOCABULARY, FrameKind, FrameReader
+from plainsong.protocol.link import PREFACE, FrameKind, FrameReader
 
 
 class Silent:
@@ -57,7 +57,7 @@ async def test_an_immediate_frame_leaves_with_all_before_it(ends):
     async with trio.open_nursery() as nursery:
         wire = await met(ends, nursery)
         places = [wire.put(FrameKind.PING, 1), wire.put(FrameKind.PING, 2), wire.put_at_once(FrameKind.PING, 3)]
-        frames = FrameReader(VOCABULARY).feed(received(ends[1]))
+        frames = FrameReader().feed(received(ends[1]))
         assert [number for _, number in frames] == [1, 2, 3]
         assert places == [1, 2, 3]
         assert wire.written == 3
@@ -69,7 +69,7 @@ async def test_an_immediate_frame_leaves_with_all_before_it(ends):
 async def test_bytes_that_the_connection_does_not_accept_follow_in_order(ends):
     async with trio.open_nursery() as nursery:
         wire = await met(ends, nursery)
-        reader, frames = FrameReader(VOCABULARY), []
+        reader, frames = FrameReader(), []
         for number in range(40):
             wire.put_at_once(FrameKind.PIECE, number, b"x" * INLINE_BYTES, False)
         while len(frames) < 40:

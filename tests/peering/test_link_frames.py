@@ -24,12 +24,12 @@ FRAMES = [
 
 
 def written(frames) -> bytes:
-    return b"".join(FrameWriter(VOCABULARY).encode(*frame) for frame in frames)
+    return b"".join(FrameWriter().encode(*frame) for frame in frames)
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=60))
 def test_frames_are_reassembled_however_they_are_split(cuts):
-    data, reader, found = written(FRAMES * 3), FrameReader(VOCABULARY), []
+    data, reader, found = written(FRAMES * 3), FrameReader(), []
     at = 0
     for cut in (*cuts, len(data)):
         found += reader.feed(data[at : at + cut])
@@ -39,27 +39,27 @@ def test_frames_are_reassembled_however_they_are_split(cuts):
 
 
 def test_incomplete_frames_are_counted():
-    reader = FrameReader(VOCABULARY)
+    reader = FrameReader()
     assert reader.feed(written(FRAMES[:1])[:-1]) == []
     assert reader.begun_bytes > 0
 
 
 def test_a_frame_that_announces_too_much_is_refused_by_its_head():
     with pytest.raises(FrameTooLarge):
-        FrameReader(VOCABULARY).feed(struct.pack(">I", MAX_FRAME_BYTES + 1))
-    assert FrameReader(VOCABULARY).feed(struct.pack(">I", MAX_FRAME_BYTES)) == []
+        FrameReader().feed(struct.pack(">I", MAX_FRAME_BYTES + 1))
+    assert FrameReader().feed(struct.pack(">I", MAX_FRAME_BYTES)) == []
 
 
 def test_an_oversized_frame_is_not_made():
     with pytest.raises(FrameTooLarge):
-        FrameWriter(VOCABULARY).encode(FrameKind.PIECE, 1, bytes(MAX_FRAME_BYTES), False)
+        FrameWriter().encode(FrameKind.PIECE, 1, bytes(MAX_FRAME_BYTES), False)
 
 
 def test_a_frame_that_cannot_be_made_leaves_nothing_in_the_next():
-    writer = FrameWriter(VOCABULARY)
+    writer = FrameWriter()
     with pytest.raises(TypeError):
         writer.encode(FrameKind.CALL, 1, "kind", [b"x" * 1000, object()], b"", None)
-    assert writer.encode(FrameKind.CANCEL, 1) == FrameWriter(VOCABULARY).encode(FrameKind.CANCEL, 1)
+    assert writer.encode(FrameKind.CANCEL, 1) == FrameWriter().encode(FrameKind.CANCEL, 1)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_values_that_are_not_a_frame_are_refused(value):
         [int(each) if isinstance(each, FrameKind) else each for each in value] if isinstance(value, list) else value
     )
     with pytest.raises(MalformedBody):
-        FrameReader(VOCABULARY).feed(struct.pack(">I", len(packed)) + packed)
+        FrameReader().feed(struct.pack(">I", len(packed)) + packed)
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_frames_or_refused(data):
     with suppress(MalformedBody):
-        FrameReader(VOCABULARY).feed(data)
+        FrameReader().feed(data)

@@ -15,12 +15,12 @@ from broker.link.client import Link
 from broker.link.flow import LinkBroken, Reply
 from broker.link.server import in_task, serve_link
 from broker.link.wire import LinkBounds
-from plainsong.protocol.link import PREFACE, VOCABULARY, FrameKind, FrameWriter
+from plainsong.protocol.link import PREFACE, FrameKind, FrameWriter
 from tests.patience import PATIENCE_S
 
 
 def frame(*parts) -> bytes:
-    return FrameWriter(VOCABULARY).encode(*parts)
+    return FrameWriter().encode(*parts)
 
 
 async def served(data: bytes) -> bytes:

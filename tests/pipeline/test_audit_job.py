@@ -20,11 +20,10 @@ from plainsong.protocol.ids import pack_id
 from pyspark_plainsong.pipeline.audit import stream
 from pyspark_plainsong.pipeline.audit.command import WHAT, audit
 from pyspark_plainsong.pipeline.audit.exporting import export_tables
-from pyspark_plainsong.pipeline.audit.generator import payloads
+from pyspark_plainsong.pipeline.audit.generator import SPOILING, payloads
 from pyspark_plainsong.pipeline.audit.keeping import TABLES
 from pyspark_plainsong.pipeline.audit.lineage import publish_flows
 from pyspark_plainsong.pipeline.audit.manifest import TablesManifest, load_manifest, store_manifest
-from pyspark_plainsong.pipeline.audit.messages import REASONS
 from pyspark_plainsong.pipeline.audit.stream import NOTES, Choices, run_stream
 from pyspark_plainsong.pipeline.job import Run
 from tests.daemon.harness import ROOT, Daemon, eventually
@@ -316,7 +315,7 @@ REASONS_TOLD = re.findall(
 def test_the_page_shows_messages_that_are_good_and_names_every_reason_column_and_command():
     shown = re.findall(r"```json\n(.*?)```", SECTION, re.DOTALL)
     assert [judge(each.encode(), 1_740_000_000_000)["type"] for each in shown] == ["access", "metadata"]
-    assert set(REASONS_TOLD) >= set(REASONS)
+    assert set(REASONS_TOLD) >= set(SPOILING)
     rows = dict(re.findall(r"^\| `(\w+)` \| a \w+.*? \| (.+) \|$", SECTION, re.MULTILINE))
     assert {name: re.findall(r"`(\w+)`", columns) for name, columns in rows.items()} == {
         table.name: table.columns.names for table in TABLES

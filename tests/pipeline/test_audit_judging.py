@@ -9,7 +9,6 @@ import pytest
 
 from pyspark_plainsong.pipeline.audit.generator import SPOILING
 from pyspark_plainsong.pipeline.audit.keeping import TABLES, absorb, keep
-from pyspark_plainsong.pipeline.audit.messages import REASONS
 from tests.pipeline.audit_messages import PUBLISHED_MS, check_equal, frame_of, messages_of, tables_in
 from tests.pipeline.audit_reference import Bad, Tables, judge
 
@@ -68,7 +67,7 @@ def test_each_payload_is_judged_as_the_reference_judges_it_and_none_is_lost(spar
         absorbed = absorb(keeping, frame_of(spark, messages))
     assert (absorbed.messages, absorbed.bad) == (len(messages), len(expected.dead))
     check_equal(tables_in(tmp_path), expected)
-    assert {row[0] for row in expected.dead.values()} == set(REASONS)
+    assert {row[0] for row in expected.dead.values()} == set(SPOILING)
 
 
 @pytest.mark.parametrize("fields", GOOD)

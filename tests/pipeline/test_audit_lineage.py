@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,7 +36,8 @@ edges = st.lists(
 
 def flows_at(every, direction):
     made = [Flow(source, "p", target, 1, NOW, NOW) for source, target in every]
-    return lambda frontier: [flow for flow in made if flow.near(direction) in frontier]
+    near = attrgetter("target" if direction == "up" else "source")
+    return lambda frontier: [flow for flow in made if near(flow) in frontier]
 
 
 @given(steps, datasets, st.sampled_from(["up", "down"]), st.none() | st.integers(1, 5))

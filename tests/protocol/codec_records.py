@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from fastavro import parse_schema
 from hypothesis import strategies as st
 
 from plainsong.protocol.page import Page, item
 from plainsong.protocol.requests import PollRequest, PublishRequest, PublishResponse, Receipt
-
-#: The Avro schemas of a page, of version 1 and 2. The codec writes pages without a schema.
-_BYTES = [{"name": name, "type": "bytes"} for name in ("id", "payload")]
-_ATTRIBUTES = {"name": "attributes", "type": {"type": "map", "values": "string"}}
-PAGE = parse_schema({"type": "array", "items": {"type": "record", "name": "Message", "fields": _BYTES}})
-PAGE_2 = parse_schema(
-    {"type": "array", "items": {"type": "record", "name": "Message", "fields": [*_BYTES, _ATTRIBUTES]}}
-)
 
 int32 = st.integers(-(1 << 31), (1 << 31) - 1)
 int64 = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plainsong.protocol.codec import FramesOptions, accept_frames, encode_frames
+from plainsong.protocol.codec import FramesOptions, accept_frames
 from plainsong.protocol.errors import InvalidParameter
 from plainsong.protocol.frames import BrokenFrames, decode_frames
 from plainsong.protocol.page import Page
+from tests.codecs import encode_frames
 from tests.patience import PATIENCE_S
 
 ID = bytes(range(20))

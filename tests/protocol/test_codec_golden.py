@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from io import BytesIO
 
-import codec_records as records
 import fastavro
 import pytest
 from codec_records import page_of
 
-from plainsong.protocol.codec import AVRO, AVRO_2, AVRO_END, avro_block
+from plainsong.protocol.codec import AVRO_END, avro_block_pieces
 from plainsong.protocol.ids import pack_id
 from plainsong.protocol.page import Page
 from plainsong.protocol.requests import PollRequest, PublishRequest, PublishResponse, Receipt
+from tests import codecs
+from tests.codecs import AVRO, AVRO_2
 
 ID = pack_id(1700000000000, 2)
 PUBLISHES = {
@@ -59,7 +60,7 @@ def test_an_empty_page_is_the_array_without_items_and_never_no_bytes():
 
 def test_a_streamed_answer_is_blocks_and_the_end():
     page = page_of([(ID, b"m2")])
-    streamed = avro_block(page) + avro_block(Page()) + avro_block(page) + AVRO_END
+    streamed = b"".join(piece for each in (page, Page(), page) for piece in avro_block_pieces(each)) + AVRO_END
     assert AVRO.decode_page(streamed) == [(ID, b"m2", {})] * 2
 
 
@@ -96,7 +97,7 @@ def test_ten_thousand_messages_are_encoded_as_fastavro_would(size):
     messages = [(pack_id(1700000000000, n), b"x" * (size + n % 3)) for n in range(10_000)]
     out = BytesIO()
     rows = [{"id": message_id, "payload": payload} for message_id, payload in messages]
-    fastavro.schemaless_writer(out, records.PAGE, rows)
+    fastavro.schemaless_writer(out, codecs.PAGE, rows)
     # fastavro also writes all items as one block, so the bytes can be compared.
     assert AVRO.encode_page(page_of(messages)) == out.getvalue()
 

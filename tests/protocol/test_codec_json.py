@@ -305,13 +305,3 @@ def test_a_pointer_alone_rolls_back_all_it_has():
 def test_half_a_range_is_refused():
     with pytest.raises(MalformedBody, match="endSequenceId is missing"):
         JSON.decode_rollback(b'{"transactionWritePointer":5,"startTimestamp":1,"startSequenceId":0,"endTimestamp":2}')
-
-
-def test_a_truncated_answer_is_an_error_for_the_client():
-    whole = JSON.encode_page(page_of(b"a", b"b"))
-    for length in range(len(whole)):
-        with pytest.raises(MalformedBody):
-            JSON.decode_page(whole[:length])
-    for wrong in (b"{}", b"[1]", b'[{"id":"' + ID.hex().encode() + b'"}]'):
-        with pytest.raises(MalformedBody):
-            JSON.decode_page(wrong)

@@ -9,19 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plainsong.protocol.codec import (
-    AVRO,
-    AVRO_2,
-    JSON,
-    FramesOptions,
-    PageOptions,
-    frames_pieces,
-    gathered,
-)
+from plainsong.protocol.codec import FramesOptions, PageOptions, frames_pieces, gathered
 from plainsong.protocol.codec.base import PIECE_BYTES
 from plainsong.protocol.codec.cloud_events import events_pieces
 from plainsong.protocol.codec.json import text_pieces
 from plainsong.protocol.page import Page, item
+from tests.codecs import AVRO, AVRO_2, JSON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

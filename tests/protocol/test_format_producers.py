@@ -5,7 +5,6 @@ from __future__ import annotations
 from test_format_doc import CLOCK_MS, dumps
 
 from plainsong.protocol import keys
-from plainsong.protocol.codec import AVRO, AVRO_2
 from plainsong.protocol.effects import Table
 from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.names import TopicName
@@ -19,6 +18,7 @@ from plainsong.protocol.topic.producer_state import Producer
 from plainsong.protocol.topic.reading import Paging, key_range
 from plainsong.protocol.topic.state import Now, TopicState
 from storage.memory import MemoryStore
+from tests.codecs import AVRO, AVRO_2
 
 NAME = TopicName("shop", "bills")
 BATCH = PublishRequest(

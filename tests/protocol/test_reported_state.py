@@ -13,9 +13,10 @@ from plainsong.protocol.ids import FIRST_BOUND, SEQUENCES_PER_MS, after, unpack_
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
+from plainsong.protocol.records import LINK_BYTES
 from plainsong.protocol.rows import MessageRow, decode_row, encode_row
 from plainsong.protocol.topic.asks import DescribeChain, Look, RollBackPointer
-from plainsong.protocol.topic.chain import LINK_BYTES, ChainEntry
+from plainsong.protocol.topic.chain import ChainEntry
 from plainsong.protocol.transactions.manager import pruning_figures
 from plainsong.protocol.transactions.view import Moment, Verdict, View
 

@@ -19,7 +19,6 @@ from plainsong.protocol.tephra.state import (
     inactive_bound,
     prune_upper_bound,
     reader_of,
-    visibility_upper_bound,
 )
 from plainsong.protocol.transactions.transaction import NO_TRANSACTION, Transaction
 from plainsong.protocol.transactions.view import Verdict, View
@@ -154,12 +153,6 @@ def test_the_invalid_list_may_be_pruned_up_to_the_last_invalid_before_anything_i
     invalids, in_progress, bound
 ):
     assert prune_upper_bound(Transaction(100, 400, 400, invalids, in_progress)) == bound
-
-
-def test_everything_is_decided_before_the_first_in_progress():
-    assert visibility_upper_bound(Transaction(100, 400, 400, (), (50, 60))) == 49
-    assert visibility_upper_bound(Transaction(100, 400, 400)) == 100
-    assert visibility_upper_bound(Transaction(500, 400, 400)) == 399
 
 
 def test_a_checkpoint_of_a_long_transaction_counts_as_short():

@@ -73,6 +73,14 @@ def test_a_snapshot_shows_the_state_just_before_its_transaction():
     assert (tx.type, tx.write_pointer) == (TransactionType.SHORT, tx.transaction_id)
 
 
+def test_a_transaction_sees_everything_decided_up_to_the_first_in_progress():
+    at = TransactionsInMemory()
+    done = at.new()
+    at.commit(done)
+    first, second = at.new(), at.new()
+    assert [at.ledger.by_pointer[each].bound for each in (first, second)] == [done, first - 1]
+
+
 def test_first_short_is_none_if_only_long_ones_are_open():
     at = TransactionsInMemory()
     at.new(long=True)

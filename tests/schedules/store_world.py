@@ -35,7 +35,7 @@ from storage.backup.cut import Cut, Page
 from storage.backup.objects import decode_rows
 from storage.base import Reads, Row, StoreError
 from storage.config import StorageConfig
-from storage.leveldb import LevelDBStore, group_commit, tables
+from storage.leveldb import LevelDBStore, group_commit, inline_policy, tables
 from storage.leveldb import store as store_module
 from storage.leveldb.options import LevelDBOptions
 from storage.pace import Pace
@@ -48,6 +48,7 @@ OPTIONS = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, volume_bytes=
 STORE_LINES = (
     *LINES,
     "storage/leveldb/group_commit.py",
+    "storage/leveldb/inline_policy.py",
     "storage/leveldb/store.py",
     "storage/leveldb/open_tables.py",
     "storage/backup/cut.py",
@@ -395,7 +396,7 @@ def patched_store(world: World) -> Iterator[None]:
         stack.enter_context(mock.patch.object(group_commit, "perf_counter", sched.monotonic))
         stack.enter_context(mock.patch.object(store_module, "time", clock))
         stack.enter_context(mock.patch.object(tables, "nap", sched.nap))
-        for module in (group_commit, store_module):
+        for module in (inline_policy, store_module):
             stack.enter_context(mock.patch.object(module, "MAX_INLINE_BYTES", _INLINE_BYTES))
         yield
 

@@ -50,10 +50,10 @@ PLANTED = [
 QUICK_SEEDS = {
     "a_view_that_outlives_its_volume": 7,
     "a_change_of_what_is_being_replaced": 19,
-    "a_rewrite_that_misses_changes": 4,
+    "a_rewrite_that_misses_changes": 10,
     "a_checkpoint_that_forgets": 37,
     "a_wake_up_that_is_lost": 2,
-    "a_loop_that_writes_while_the_thread_does": 49,
+    "a_loop_that_writes_while_the_thread_does": 57,
     "a_batch_that_is_sent_before_it_is_durable": 5,
     "a seal next to a drop makes the next volume twice": 135,
     "a rollback after a seal is not done": 7,

@@ -14,13 +14,13 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from plainsong.protocol.codec import JSON
 from plainsong.protocol.requests import PublishRequest
 from tests.cluster.course import at_last
 from tests.cluster.history.records import Poll
 from tests.cluster.readers import read_page
 from tests.cluster.voices import Doubt, NotSent, Refused, Voice
 from tests.cluster.writers import RECEIPT
+from tests.codecs import JSON
 from tests.daemon.talk import topic_path
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
-from plainsong.protocol.codec import JSON
 from plainsong.protocol.requests import PublishRequest
 from tests.cluster.course import at_last
 from tests.cluster.readers import read_page
 from tests.cluster.voices import Doubt, NotSent, Refused, Voice
 from tests.cluster.writers import RECEIPT, TX
+from tests.codecs import JSON
 from tests.daemon.talk import topic_path
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from plainsong.protocol.codec import JSON
 from plainsong.protocol.requests import PublishRequest
 from tests.cluster.history.records import Write
 from tests.cluster.voices import Doubt, NotSent, Refused
 from tests.cluster.writers import RECEIPT, Producer, payloads_of
+from tests.codecs import JSON
 from tests.daemon.talk import topic_path
 
 if TYPE_CHECKING:

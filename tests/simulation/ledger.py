@@ -13,12 +13,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from plainsong.chains import ChainHead, Verifying
-from plainsong.protocol.codec import JSON
 from plainsong.protocol.requests import PublishRequest
 from tests.cluster.course import at_last
 from tests.cluster.history.records import Anomaly
 from tests.cluster.voices import Doubt, NotSent, Refused, Voice
 from tests.cluster.writers import RECEIPT, TX
+from tests.codecs import JSON
 from tests.daemon.talk import topic_path
 
 if TYPE_CHECKING:

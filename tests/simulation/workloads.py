@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from plainsong.protocol.codec import JSON
 from plainsong.protocol.requests import PublishRequest
 from tests.cluster.course import at_last
 from tests.cluster.history.records import Transaction, Write
 from tests.cluster.readers import read_page
 from tests.cluster.voices import Doubt, NotSent, Refused, Voice
 from tests.cluster.writers import RECEIPT, TX, Producer, decide, payloads_of, publish
+from tests.codecs import JSON
 from tests.daemon.talk import topic_path
 from tests.simulation.clocks import time_now
 

@@ -13,7 +13,7 @@ from plainsong.protocol.names import TopicName
 from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import Metadata
 from plainsong.protocol.rows import plain_head
-from storage.memory import SharedMemory, SharedMemoryStore
+from tests.storage.shared_memory import SharedMemory, SharedMemoryStore
 
 #: Duration of a read.
 ANSWER_S = 2.7

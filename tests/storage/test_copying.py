@@ -19,7 +19,7 @@ from storage.base import Deposed, StoreError, StoreUnusable, read_rows
 from storage.copy_parts import COPY_KEY, DONE, CopyRow, copy_row, refuse_unfinished
 from storage.copying import CopyRequest, CopyRun, StoresDiffer
 from storage.leveldb import LevelDBStore
-from storage.memory import MemoryStore, SharedMemory
+from storage.memory import MemoryStore
 from tests.storage.faulty import FaultyStore
 from tests.storage.rows_of_all_kinds import (
     INVALID,
@@ -31,6 +31,7 @@ from tests.storage.rows_of_all_kinds import (
     rows_of_all_kinds,
     rows_that_do_not_parse,
 )
+from tests.storage.shared_memory import SharedMemory
 
 EVERYTHING = CopyRequest("here")
 COPYING_PREFIX = keys.SYSTEM + keys.COPYING

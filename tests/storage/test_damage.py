@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import zlib
 from pathlib import Path
 from random import Random
 
@@ -246,18 +244,6 @@ async def test_a_lost_sector_of_a_rollback_in_a_sealed_volume_is_damage_and_not_
         log.write_bytes(data)
         async with await LevelDBStore.open(each, TINY) as store:
             assert await store.get(Table.MESSAGE, key(0)) == under(-77, b"x" * 90)
-
-
-async def test_an_index_without_checksums_of_logs_is_read_as_well(stopped):
-    directory, rows = stopped
-    index = directory / f"{VOLUME}.index"
-    found = json.loads(index.read_bytes().partition(b"\n")[2])
-    del found["log_checks"]
-    content = json.dumps(found).encode()
-    index.write_bytes(b"%08x\n" % zlib.crc32(content) + content)
-    async with await LevelDBStore.open(directory, SMALL) as store:
-        assert store._db.sets.current.newest.is_known
-        assert await everything(store) == rows
 
 
 async def test_a_log_that_ends_in_a_torn_record_opens_without_it(stopped):

@@ -18,7 +18,7 @@ from plainsong.protocol.names import TopicName
 from storage.base import Claim, NothingWritten, StoreError
 from storage.config import StorageConfig
 from storage.leveldb import LevelDBOptions, LevelDBStore, group_commit
-from storage.leveldb.group_commit import MAX_INLINE_BYTES, QUICK_CALLS, SLOW_FACTORS
+from storage.leveldb.inline_policy import MAX_INLINE_BYTES, QUICK_CALLS, SLOW_FACTORS, InlinePolicy
 from storage.leveldb.operations import PendingWrite
 from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
@@ -185,26 +185,28 @@ async def test_after_a_slow_write_the_thread_writes_for_ten_times_as_long(store,
 
 def pause_of(store, clock):
     """Return how long the thread will write commits from now on."""
-    return store._group_commit._slow_until_s - clock.now_s
+    return store._group_commit._inline.off_until_s - clock.now_s
 
 
-async def test_on_a_disk_that_stays_slow_that_time_doubles_up_to_a_thousandfold(store, clock, slow_write):
-    factors = []
-    for _ in range(9):
-        slow_write(2 * MAX_S)
-        factors.append(round(pause_of(store, clock) / (2 * MAX_S)))
-        clock.now_s += pause_of(store, clock) + 1e-6
+def factor_after(policy, took_s):
+    """Make a call of a given duration; return for how many times as long it turns inline calls off."""
+    policy.begin(1000.0)
+    policy.end(1000.0 + took_s)
+    return round((policy.off_until_s - 1000.0 - took_s) / took_s)
+
+
+def test_on_a_disk_that_stays_slow_that_time_doubles_up_to_a_thousandfold():
+    policy = InlinePolicy(MAX_S)
+    factors = [factor_after(policy, 2 * MAX_S) for _ in range(9)]
     assert factors == [10, 20, 40, 80, 160, 320, 640, 1000, 1000]
 
 
-async def test_a_disk_that_was_fast_for_long_counts_as_fast_again(store, clock, slow_write):
-    for _ in range(3):
-        slow_write(2 * MAX_S)
-        clock.now_s += pause_of(store, clock) + 1e-6
-    for number in range(QUICK_CALLS):
-        assert gathered(store, [message(2000 + number)]) == [None]
-    slow_write(2 * MAX_S)
-    assert pause_of(store, clock) == pytest.approx(SLOW_FACTORS[0] * 2 * MAX_S)
+@pytest.mark.parametrize(("quick", "factor"), [(QUICK_CALLS - 1, 80), (QUICK_CALLS, SLOW_FACTORS[0])])
+def test_a_disk_that_was_fast_for_long_counts_as_fast_again(quick, factor):
+    policy = InlinePolicy(MAX_S)
+    for took_s in (*[2 * MAX_S] * 3, *[MAX_S / 2] * quick):
+        factor_after(policy, took_s)
+    assert factor_after(policy, 2 * MAX_S) == factor
 
 
 async def test_a_slow_write_of_the_thread_does_not_make_the_disk_a_slow_one(store, clock, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import aclosing, closing, contextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,16 @@ from plainsong.protocol.effects import Delete, Put
 from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from storage.base import NothingWritten, StoreError, StoreFull
-from storage.leveldb import LevelDBOptions, LevelDBStore, listed_volumes, next_volume, threads, tidying, volume_list
+from storage.leveldb import (
+    LevelDBOptions,
+    LevelDBStore,
+    former,
+    listed_volumes,
+    next_volume,
+    threads,
+    tidying,
+    volume_list,
+)
 from storage.leveldb import commit as commit_module
 from storage.leveldb.engine.database import Database, Shape
 from storage.leveldb.index import DeadRanges
@@ -31,7 +41,7 @@ from storage.leveldb.volume import Volume
 from tests.patience import PATIENCE_S
 from tests.storage.contract import MESSAGE, METADATA, NAME, everything
 from tests.storage.old_logs import until
-from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, paused_until, settled
+from tests.storage.tiny_volumes import PREFIX, TINY, fill, key, message, paused_until, settle, settled
 
 SHAPE = Shape(1 << 20, 1 << 20, 1 << 20)
 
@@ -42,10 +52,18 @@ async def store(tmp_path):
         yield opened
 
 
+class Tables(LevelDBTables):
+    """Tables whose owner applies the keeper's operations, as the commit thread does."""
+
+    def __init__(self, directory: Path, options: LevelDBOptions) -> None:
+        self.handed_in: deque[PendingWrite] = deque()
+        super().__init__(directory, options, hand_in=self.handed_in.append)
+
+
 @pytest.fixture
 def tables(tmp_path):
     LevelDBTables.create(tmp_path, TINY)
-    opened = LevelDBTables(tmp_path, TINY)
+    opened = Tables(tmp_path, TINY)
     yield opened
     opened.close()
 
@@ -68,7 +86,7 @@ def sealed(tables: LevelDBTables) -> Volume:
     return newest
 
 
-def result_of(tables: LevelDBTables, start: Callable[[Callable[[object], object]], None]) -> object:
+def result_of(tables: Tables, start: Callable[[Callable[[object], object]], None]) -> object:
     """Start long work in the keeper, and apply its operations as the commit thread does, until there is a result."""
     results: SimpleQueue[object] = SimpleQueue()
     start(results.put)
@@ -236,9 +254,9 @@ def test_a_commit_whose_rows_the_keeper_could_not_change_does_not_report_that_no
 # --- tidying while commits are written ---------------------------------------------------------------
 
 
-def reopened(tables: LevelDBTables, directory: Path, options: LevelDBOptions = TINY) -> LevelDBTables:
+def reopened(tables: LevelDBTables, directory: Path, options: LevelDBOptions = TINY) -> Tables:
     tables.close()
-    return LevelDBTables(directory, options)
+    return Tables(directory, options)
 
 
 def test_topics_may_be_added_while_tidying_looks_at_what_is_in_volumes(tables, tmp_path, monkeypatch):
@@ -376,7 +394,7 @@ async def of_version_0_1(store: LevelDBStore) -> Volume:
 async def test_rows_that_die_while_the_volume_of_version_0_1_is_swept_are_swept_later(store, monkeypatch):
     large = await of_version_0_1(store)
     tables, count = store._db, large.rows
-    real = tidying._remove
+    real = former._remove
     loop = trio.lowlevel.current_trio_token()
 
     async def drop() -> None:
@@ -388,7 +406,7 @@ async def test_rows_that_die_while_the_volume_of_version_0_1_is_swept_are_swept_
         return end
 
     with monkeypatch.context() as patched:
-        patched.setattr(tidying, "_remove", remove_and_drop)
+        patched.setattr(former, "_remove", remove_and_drop)
         assert await store.tidy() == 0
     assert list(tables.metadata.dead_ranges()) == [(MESSAGE, PREFIX, key(count))]
     with tables.databases.lease(large) as database, database.rows(MESSAGE, PREFIX, stop_after(PREFIX)) as rows:
@@ -412,7 +430,7 @@ async def test_each_swept_piece_is_durable_before_the_next_and_before_its_rows_a
         ListedVolumes, "replace_in_memory", lambda *given: events.append("forgotten") or replace(*given)
     )
     monkeypatch.setattr(Database, "batch", noted)
-    monkeypatch.setattr(tidying, "_PIECE_ROWS", 1)
+    monkeypatch.setattr(former, "_PIECE_ROWS", 1)
     with store._db.databases.lease(large) as database:
         await store.tidy()
     assert len(events) > 2
@@ -431,8 +449,8 @@ async def test_between_two_merges_of_a_swept_volume_the_keeper_handles_new_reque
         compact(self, *given)
 
     monkeypatch.setattr(Database, "compact", noted)
-    monkeypatch.setattr(tidying, "_PIECE_ROWS", 1)
-    monkeypatch.setattr(tidying, "SWEPT_BYTES", 1)
+    monkeypatch.setattr(former, "_PIECE_ROWS", 1)
+    monkeypatch.setattr(former, "SWEPT_BYTES", 1)
     await store.tidy()
     await settled(store)
     assert len(events) > 4
@@ -491,7 +509,7 @@ def test_a_next_volume_that_could_not_be_made_is_not_tried_again_at_once(tables,
     monkeypatch.setattr(Keeper, "make_spare", lambda keeper: asked.append(True) or real(keeper))
     for number in range(11):
         written(tables, message(number))
-        tables.keeper.thread.settle()
+        settle(tables)
     assert tables.sets.current.newest.memory_bytes > TINY.settings.volume_bytes
     assert (len(asked) == 1) == bool(retry_s), asked
 

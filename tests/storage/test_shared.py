@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from storage.base import Deposed
-from storage.memory import SharedMemory
 from tests.storage.contract import MESSAGE, NAME, StoreContract, everything, numbered
+from tests.storage.shared_memory import SharedMemory
 
 
 class TestSharedMemoryKeepsTheContract(StoreContract):

@@ -28,6 +28,7 @@ from storage.leveldb.engine import packs
 from storage.memory import MemoryStore
 from tests.storage.contract import LAST, everything
 from tests.storage.rolling_contract import under
+from tests.storage.tiny_volumes import settle
 
 TINY = LevelDBOptions(StorageConfig(write_buffer_bytes=1 << 16, volume_bytes=800), max_open_volumes=2)
 NAMES = [TopicName("ns", name) for name in ("a", "ab", "b")]
@@ -187,7 +188,7 @@ class Machine:
         old = self.directory
         self.lives += 1
         await self.unpin()
-        self.store._db.keeper.thread.settle()
+        settle(self.store._db)
         copied_at_once(old, self.directory)
         await self.store.aclose()
         await self.open()
@@ -197,7 +198,7 @@ class Machine:
         old = self.directory
         self.lives += 1
         await self.unpin()
-        self.store._db.keeper.thread.settle()
+        settle(self.store._db)
         copied_at_once(old, self.directory)
         before = newest_log(self.store._db.sets.current.newest.path)
         commit = self.publishing(topic, count, None, Random(seed).randbytes(400))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from queue import SimpleQueue
 
 import outcome
 import trio
@@ -13,6 +14,7 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix
 from storage.config import StorageConfig
 from storage.leveldb import LevelDBOptions, LevelDBStore
+from storage.leveldb.tables import LevelDBTables
 from tests.storage.contract import MESSAGE, METADATA, NAME
 
 #: Options that limit a volume to a few rows.
@@ -40,9 +42,16 @@ async def fill(store: LevelDBStore, count: int, first: int = 0) -> None:
         await settled(store)
 
 
+def settle(tables: LevelDBTables) -> None:
+    """Wait until the keeper has done the work that commits left to it, but not for long work. Blocks."""
+    done: SimpleQueue[None] = SimpleQueue()
+    tables.keeper.thread.put(lambda: done.put(None))
+    done.get()
+
+
 async def settled(store: LevelDBStore) -> None:
-    """Wait until the keeper has done the work that commits left to it."""
-    await trio.to_thread.run_sync(store._db.keeper.thread.settle)
+    """Wait as ``settle`` does."""
+    await trio.to_thread.run_sync(settle, store._db)
 
 
 def paused_until(loop: trio.lowlevel.TrioToken, call: Callable[[], Awaitable[object]]) -> Iterator[float]:

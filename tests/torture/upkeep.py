@@ -16,10 +16,11 @@ from plainsong.protocol.ids import pack_position
 from plainsong.protocol.keys import generation_prefix, stop_after
 from plainsong.protocol.names import TopicName
 from storage.config import StorageConfig
-from storage.leveldb import LevelDBOptions, LevelDBStore, tidying
+from storage.leveldb import LevelDBOptions, LevelDBStore, former
 from storage.leveldb.engine import packs
 from storage.leveldb.volume_list import Listed, read_list, write_list
 from tests.storage.contract import MESSAGE, NAME
+from tests.storage.tiny_volumes import settled
 
 KEPT = Path(__file__).parents[1] / "kept" / "0.1" / "data"
 #: Volumes with a few rows.
@@ -60,7 +61,7 @@ async def rewriting(directory: Path) -> None:
         for number in range(0, ROWS, 4):
             await _write(store, GOES, range(number, number + 4))
             await _write(store, STAYS, range(number, number + 1))
-        await trio.to_thread.run_sync(store._db.keeper.thread.settle)
+        await settled(store)
         mark(directory, WRITTEN)
         await store.drop(MESSAGE, [(GOES, stop_after(GOES))])
         mark(directory, DROPPED)
@@ -70,7 +71,7 @@ async def rewriting(directory: Path) -> None:
 
 async def sweeping(directory: Path) -> None:
     """Remove the dead rows of version 0.1's volume in place, piece by piece."""
-    tidying._PIECE_ROWS = 100
+    former._PIECE_ROWS = 100
     packs.MIN_ROWS = LARGE_ROWS  # that version has no packs
     volumes = directory / "volumes"
     async with await LevelDBStore.open(directory, LevelDBOptions()) as store:

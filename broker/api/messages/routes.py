@@ -39,9 +39,9 @@ from plainsong.protocol.answers.messages import (
 )
 from plainsong.protocol.answers.topics import ChangeReport
 from plainsong.protocol.codec.cloud_events import BATCH_TYPE, EVENT_TYPE
+from plainsong.protocol.frames import FRAMES_TYPE
 
 AVRO_TYPE = "avro/binary"
-FRAMES_TYPE = "application/vnd.plainsong.frames"
 #: For examples: a message id.
 _ID = "0000018bcfe568000002" + "0" * 20
 _POSITION_HEADERS = ("Plainsong-Last-Id", "Plainsong-End", "Plainsong-Set-Aside")

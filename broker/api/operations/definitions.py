@@ -17,6 +17,7 @@ from broker.api.answers import json_answer
 from broker.api.change import NOTHING, change
 from broker.http.handlers import answer_of
 from broker.http.messages import Answer, flag
+from plainsong.protocol.answers.service import DEFINITION_PARTS
 from plainsong.protocol.cluster import Placement
 from plainsong.protocol.codec.json_values import parse_json
 from plainsong.protocol.effects import Table
@@ -47,7 +48,6 @@ TOML_TYPE = "application/toml"
 #: minute for a key of 40 KB. Each part but the first has a dot, and no key spans two lines. This many take half a
 #: second.
 MAX_SQUARED_DOTS = 5_000_000
-_PARTS = ("namespaces", "topics", "pins")
 _NO_PROPERTIES = {"deduplication": "inherit"}
 #: Effects of a change on existing messages.
 _LOSSES = ("hides", "removes")
@@ -76,7 +76,7 @@ class Document:
     @property
     def paths(self) -> list[str]:
         """The paths of all definitions: ``topics/shop:orders``."""
-        return [f"{part}/{name}" for part in _PARTS for name in getattr(self, part)]
+        return [f"{part}/{name}" for part in DEFINITION_PARTS for name in getattr(self, part)]
 
 
 class Step(NamedTuple):
@@ -217,9 +217,11 @@ class Definitions:
                 f"the definitions need format {FORMAT}", hint='for example {"format": 1, "topics": {"shop:orders": {}}}'
             )
         for key in given:
-            if key not in (*_PARTS, "format"):
-                raise InvalidParameter(f"the definitions have an unknown part {key[:80]!r}", hint=nearest(key, _PARTS))
-        parts = {part: given.get(part, {}) for part in _PARTS}
+            if key not in (*DEFINITION_PARTS, "format"):
+                raise InvalidParameter(
+                    f"the definitions have an unknown part {key[:80]!r}", hint=nearest(key, DEFINITION_PARTS)
+                )
+        parts = {part: given.get(part, {}) for part in DEFINITION_PARTS}
         for part, value in parts.items():
             if not isinstance(value, dict):
                 raise InvalidParameter(f"{part} is not an object with a name for each entry")
@@ -310,7 +312,7 @@ def _refusal(what: str, right: str) -> Forbidden:
 def _plan(now: Document, wanted: Document, scope: str | None) -> list[Step]:
     """Return the steps of an import: namespaces, topics, pins, each sorted by name. ``scope``: see ``_scope``."""
     steps: list[Step] = []
-    for part in _PARTS:
+    for part in DEFINITION_PARTS:
         before, after = getattr(now, part), getattr(wanted, part)
         for name in sorted({*before, *after}):
             old, new = before.get(name), after.get(name)

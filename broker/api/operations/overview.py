@@ -32,6 +32,7 @@ from broker.catalogue import in_pieces
 from broker.http.handlers import answer_of
 from broker.http.messages import PING, PING_S, flag, one_of, whole_number
 from broker.metrics import MINUTES, WINDOW_S
+from plainsong.protocol.answers.service import EVENT_KINDS
 from plainsong.protocol.answers.topics import DeletedTopics, TopicPage
 from plainsong.protocol.errors import InvalidParameter, PlainsongError, nearest
 from plainsong.protocol.names import TopicName, namespace_name
@@ -63,7 +64,6 @@ FEW_TOPICS = 10
 #: Finding what needs attention reads each open topic: its interval grows with their number, up to ``MAX_STEP_S``.
 STEP_S_EACH = 0.0002
 MAX_STEP_S = 10.0
-KINDS = ("topics", "transactions", "attention", "cluster")
 MAX_NAMED = 200
 #: Maximum number of open transactions to count, and to list.
 MAX_OPEN = 1_000
@@ -221,10 +221,10 @@ class Overview:
     async def events(self, request: Request) -> Answer:
         """Stream the state and its changes as server-sent events. Raises InvalidParameter, InvalidName, Overloaded."""
         parameters = request.parameters("topics", "kinds")
-        kinds = [each for each in parameters.get("kinds", ",".join(KINDS)).split(",") if each]
+        kinds = [each for each in parameters.get("kinds", ",".join(EVENT_KINDS)).split(",") if each]
         for kind in kinds:
-            if kind not in KINDS:
-                raise InvalidParameter(f"unknown kind {kind[:80]!r}", hint=nearest(kind, KINDS))
+            if kind not in EVENT_KINDS:
+                raise InvalidParameter(f"unknown kind {kind[:80]!r}", hint=nearest(kind, EVENT_KINDS))
         named = [each for each in parameters.get("topics", "").split(",") if each]
         if len(named) > MAX_NAMED:
             raise InvalidParameter(f"topics has {len(named)} names", hint=f"at most {MAX_NAMED}")
@@ -332,8 +332,8 @@ def _event_id(digests: Mapping[str, str]) -> str:
 
 def _seen_before(event_id: str) -> dict[str, str]:
     """Parse an event id into digests by kind. Returns nothing for an invalid one, so that everything is sent."""
-    parts = (part.partition("=") for part in event_id.split(",", len(KINDS)))
-    return {kind: digest for kind, _, digest in parts if kind in KINDS}
+    parts = (part.partition("=") for part in event_id.split(",", len(EVENT_KINDS)))
+    return {kind: digest for kind, _, digest in parts if kind in EVENT_KINDS}
 
 
 class _Page:

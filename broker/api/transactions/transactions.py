@@ -13,11 +13,11 @@ from actors.mailbox import Prepared
 from actors.transaction_actor import service_moved
 from broker.api.answers import LOOP_BYTES, json_answer, off_loop
 from broker.api.change import change_answer
+from broker.http.budgets import SMALL_BODY_BYTES
 from broker.http.handlers import rendered
 from broker.http.messages import Answer, flag, one_of, parse_query, wants_representation, whole_number
-from broker.http.route import SMALL_BODY_BYTES
 from broker.security.guard import forbidden
-from broker.security.identity import ANONYMOUS, Verb
+from broker.security.identity import ANONYMOUS
 from plainsong.protocol.codec import JSON
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.codec.json_values import fields_of, parse_object
@@ -32,7 +32,7 @@ from plainsong.protocol.errors import (
 from plainsong.protocol.tephra.state import decode_transaction, encode_transaction
 from plainsong.protocol.topic.asks import ListPointers
 from plainsong.protocol.transactions.asks import Abort, Begin, Checkpoint, Commit, Prepare
-from plainsong.protocol.transactions.transaction import TransactionType
+from plainsong.protocol.transactions.transaction import STATES, TransactionType
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -84,7 +84,6 @@ MAX_TRUNCATE_BYTES = 256 << 10
 MAX_SNAPSHOT_BODY_BYTES = 16 << 20
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
-_STATES: tuple[State, ...] = ("in_progress", "invalid", "committed", "aborted")
 _TRUNCATE = {
     "ids": ("ids", values.list_of(values.pointer)),
     "beforeMs": ("before_ms", values.int64),
@@ -178,8 +177,8 @@ class TransactionRoutes:
         after = 0 if "after" not in parameters else parse_transaction_id(parameters["after"])
         state: State | None = None
         if "state" in parameters:
-            one_of(parameters, "state", _STATES, "")
-            state = next(known for known in _STATES if known == parameters["state"])
+            one_of(parameters, "state", STATES, "")
+            state = next(known for known in STATES if known == parameters["state"])
         found = await self.embedded().listed(state, _limit(parameters), after, partial(_sees, request))
         as_number = longs(parameters)
         return json_answer([_shown(_seen(status, request), as_number) for status in found])
@@ -343,19 +342,13 @@ def own_transaction(service: TransactionService, request: Request) -> int:
       TransactionsUnavailable: its owner cannot be determined.
     """
     transaction_id = service.id_of(parse_transaction_id(request.path["transaction"]))
-    refuse_others(service, request, transaction_id, "operate", "service")
+    if (
+        request.who != ANONYMOUS
+        and not request.rights.on_service("operate")
+        and service.owner_of(transaction_id) not in ("", request.who.name)  # it has none if it is not remembered
+    ):
+        raise forbidden(request.who, "operate", "service")
     return transaction_id
-
-
-def refuse_others(service: TransactionService, request: Request, pointer: int, verb: Verb, target: str) -> None:
-    """Raises Forbidden if another name began the transaction, unless the client may ``operate`` on the service.
-
-    A transaction that is not remembered has no owner, and is not refused.
-    """
-    if request.who != ANONYMOUS and not request.rights.on_service("operate"):
-        owner = service.owner_of(pointer)
-        if owner not in ("", request.who.name):
-            raise forbidden(request.who, verb, target)
 
 
 def _seen(status: TransactionStatus, request: Request) -> TransactionStatus:

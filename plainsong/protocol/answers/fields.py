@@ -21,6 +21,8 @@ class Component(NamedTuple):
     description: str = ""
     is_open: bool = False
     """True if an answer may have further fields."""
+    of_requests: bool = False
+    """True if requests declare the schema, so that the type only refers to it."""
 
 
 #: Types with a name, with a description, or open to further fields; all others are written out where they are used.

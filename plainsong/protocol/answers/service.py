@@ -4,6 +4,9 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict
 
 from plainsong.protocol.answers.fields import Component, Count, Json, Milliseconds, Next, Positive, component
 
+#: The kinds of events of ``GET /v1/events``.
+EVENT_KINDS = ("topics", "transactions", "attention", "cluster")
+
 # --- health ----------------------------------------------------------------------------------------
 
 
@@ -257,7 +260,11 @@ class EndedBackup(TypedDict):
 
 
 #: The properties of a topic, in requests.
-_Properties: TypeAlias = Annotated[dict[str, Any], Component("Properties")]
+_Properties: TypeAlias = Annotated[dict[str, Any], Component("Properties", of_requests=True)]
+
+
+#: The parts of a document of definitions.
+DEFINITION_PARTS = ("namespaces", "topics", "pins")
 
 
 @component("Definitions")

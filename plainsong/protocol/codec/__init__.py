@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from plainsong.protocol.codec.avro import AVRO_END, Avro2Codec, AvroCodec, avro_block, avro_block_pieces
+from plainsong.protocol.codec.avro import AVRO_END, Avro2Codec, AvroCodec, avro_block_pieces
 from plainsong.protocol.codec.base import (
     DEFAULT_OPTIONS,
     Codec,
-    Message,
     PageOptions,
     gathered,
     rollback_of_all,
@@ -19,7 +18,6 @@ from plainsong.protocol.codec.json import JsonCodec
 from plainsong.protocol.codec.media import (
     FramesOptions,
     accept_frames,
-    encode_frames,
     frames_pieces,
     parse_media_type,
 )
@@ -36,13 +34,10 @@ __all__ = [
     "JSON",
     "Codec",
     "FramesOptions",
-    "Message",
     "PageOptions",
     "accept_frames",
-    "avro_block",
     "avro_block_pieces",
     "codec_for",
-    "encode_frames",
     "frames_pieces",
     "gathered",
     "rollback_of_all",

@@ -9,8 +9,8 @@ from functools import cached_property, partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from plainsong.protocol.codec.avro_cursor import NO_BOUND, Cursor, read_longs, read_only_message
-from plainsong.protocol.codec.base import DEFAULT_OPTIONS, PIECE_BYTES, Message, PageOptions, cut
+from plainsong.protocol.codec.avro_cursor import Cursor, read_longs, read_only_message
+from plainsong.protocol.codec.base import DEFAULT_OPTIONS, PIECE_BYTES, PageOptions, cut
 from plainsong.protocol.page import ITEM_HEAD_BYTES, length_prefix, read_varint, varint
 from plainsong.protocol.requests import Isolation, PollRequest, PublishRequest, PublishResponse, Receipt
 
@@ -128,13 +128,11 @@ def prepare() -> None:
 AVRO_END = b"\x00"
 
 
-def avro_block(page: Page) -> bytes:
-    """A page as one array block of a streamed answer; empty for an empty page, since a block of 0 items is the end."""
-    return b"".join((varint(page.count), *page.parts)) if page.count else b""
-
-
 def avro_block_pieces(page: Page) -> Iterator[bytes]:
-    """The same in pieces of about ``PIECE_BYTES``."""
+    """A page as one array block of a streamed answer, in pieces of about ``PIECE_BYTES``.
+
+    None for an empty page, since a block of 0 items is the end.
+    """
     out, size = [varint(page.count)] if page.count else [], 0
     for part in page.parts:
         if len(part) > PIECE_BYTES:
@@ -181,16 +179,6 @@ class AvroCodec:
 
     decode_publish_response = decode_rollback
 
-    def decode_receipt(self, body: bytes) -> Receipt:
-        return read_receipt(body)
-
-    def decode_page(self, body: bytes) -> list[Message]:
-        """The answer to a poll; its end is the array's end."""
-        cursor = Cursor(body, room=NO_BOUND)
-        found = cursor.array(lambda: Message(cursor.octets(), cursor.octets()))
-        cursor.finish()
-        return found
-
     def encode_publish(self, request: PublishRequest) -> bytes:
         """The body of publish and store, without the fields of version 2."""
         return PUBLISH_REQUEST.written(publish_fields(request))
@@ -229,18 +217,6 @@ def read_poll(cursor: Cursor) -> PollRequest:
 def read_publish_response(cursor: Cursor) -> PublishResponse:
     pointer = cursor.or_null(cursor.long)
     return PublishResponse(pointer, cursor.long(), cursor.int32(), cursor.long(), cursor.int32())
-
-
-def read_receipt(body: bytes) -> Receipt:
-    cursor = Cursor(body)
-    first_id, last_id = cursor.null_or(cursor.octets), cursor.null_or(cursor.octets)
-    duplicate, deduplicated = cursor.boolean(), cursor.boolean()
-    last_sequence_id = cursor.null_or(cursor.long)
-    generation = cursor.int32()
-    stored = cursor.null_or(lambda: cursor.array(cursor.long))
-    dropped = cursor.null_or(lambda: cursor.array(cursor.long))
-    cursor.finish()
-    return Receipt(first_id, last_id, generation, duplicate, deduplicated, last_sequence_id, stored, dropped)
 
 
 def write_receipt(receipt: Receipt) -> bytes:
@@ -418,14 +394,16 @@ class Avro2Codec:
     decode_publish_response = decode_rollback
 
     def decode_receipt(self, body: bytes) -> Receipt:
-        return read_receipt(body)
-
-    def decode_page(self, body: bytes) -> list[Message]:
-        cursor = Cursor(body, room=NO_BOUND)
-        octets, strings = cursor.octets, cursor.strings
-        found = cursor.array(lambda: Message(octets(), octets(), strings()))
+        """The answer to a publish without a write pointer."""
+        cursor = Cursor(body)
+        first_id, last_id = cursor.null_or(cursor.octets), cursor.null_or(cursor.octets)
+        duplicate, deduplicated = cursor.boolean(), cursor.boolean()
+        last_sequence_id = cursor.null_or(cursor.long)
+        generation = cursor.int32()
+        stored = cursor.null_or(lambda: cursor.array(cursor.long))
+        dropped = cursor.null_or(lambda: cursor.array(cursor.long))
         cursor.finish()
-        return found
+        return Receipt(first_id, last_id, generation, duplicate, deduplicated, last_sequence_id, stored, dropped)
 
     def encode_publish(self, request: PublishRequest) -> bytes:
         record = publish_fields(request)

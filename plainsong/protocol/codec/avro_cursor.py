@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
-#: For answers, which a client reads from a server it trusts.
-NO_BOUND = 1 << 62
 #: Shorter blocks are walked: looking for equal lengths would cost more.
 _MIN_EQUAL = 16
 #: The head of a block of one item, and the end of an array.
@@ -40,11 +38,11 @@ class Cursor:
 
     __slots__ = ("at", "data", "room")
 
-    def __init__(self, data: bytes, at: int = 0, *, room: int = MAX_VALUES) -> None:
+    def __init__(self, data: bytes, at: int = 0) -> None:
         self.data = data
         self.at = at
         #: The items that arrays and maps may still have, all together.
-        self.room = room
+        self.room = MAX_VALUES
 
     def long(self) -> int:
         """A zigzag varint of at most 64 bits."""

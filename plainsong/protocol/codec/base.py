@@ -1,16 +1,15 @@
-"""The interface of a codec: one encoding of the requests and answers of a topic, in both directions."""
+"""The interface of a codec: one encoding of the requests and answers of a topic."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from plainsong.protocol.frames import NO_ATTRIBUTES
 from plainsong.protocol.ids import MAX_TIMESTAMP_MS, SEQUENCES_PER_MS
 from plainsong.protocol.requests import PublishResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from plainsong.protocol.page import Page
     from plainsong.protocol.requests import PollRequest, PublishRequest, Receipt
@@ -67,16 +66,8 @@ class PageOptions:
 DEFAULT_OPTIONS = PageOptions()
 
 
-class Message(NamedTuple):
-    """A message in a decoded answer."""
-
-    message_id: bytes
-    payload: bytes
-    attributes: Mapping[str, str] = NO_ATTRIBUTES
-
-
 class Codec(Protocol):
-    """One encoding. Every ``decode_`` takes a whole body.
+    """One encoding, as the daemon uses it. Every ``decode_`` takes a whole body.
 
     They raise ``MalformedBody`` with the position or the field, or a more specific ``BadRequest``; nothing of the
     body has been used then. ``RequestTooLarge``: more than ``MAX_MESSAGES``. The ``encode_`` methods cannot fail.
@@ -91,8 +82,6 @@ class Codec(Protocol):
     def bounded(self) -> bool:
         """True if polls are pages; otherwise they are streamed to the end of the topic (Avro version 1)."""
         ...
-
-    # The daemon's side.
 
     def decode_publish(self, body: bytes) -> PublishRequest:
         """The body of publish and store."""
@@ -120,28 +109,6 @@ class Codec(Protocol):
 
     def page_pieces(self, page: Page, options: PageOptions = DEFAULT_OPTIONS) -> Iterator[bytes]:
         """Yield the answer in pieces of about ``PIECE_BYTES``, encoded lazily; pieces may be empty."""
-        ...
-
-    # The client's side. A rollback sends the bytes of ``encode_publish_response`` back unchanged.
-
-    def encode_publish(self, request: PublishRequest) -> bytes:
-        """The body of publish and store."""
-        ...
-
-    def encode_poll(self, request: PollRequest) -> bytes:
-        """The body of poll."""
-        ...
-
-    def decode_publish_response(self, body: bytes) -> PublishResponse:
-        """The answer to a publish with a write pointer."""
-        ...
-
-    def decode_receipt(self, body: bytes) -> Receipt:
-        """The answer to a publish without a write pointer."""
-        ...
-
-    def decode_page(self, body: bytes) -> list[Message]:
-        """The answer to a poll, in topic order; a truncated one raises."""
         ...
 
 

@@ -19,7 +19,6 @@ from plainsong.protocol.codec.base import (
     MAX_MESSAGES,
     PIECE_BYTES,
     PIECE_MESSAGES,
-    Message,
     PageOptions,
     cut,
     rollback_of_all,
@@ -180,25 +179,21 @@ _RANGE: Kinds = {
     "endSequenceId": ("end_sequence_id", values.int32),
 }
 _RESPONSE: Kinds = {"transactionWritePointer": _POINTER, **_RANGE, "duplicate": ("duplicate", values.boolean)}
-_RECEIPT: Kinds = {
-    "firstId": ("first_id", _NULL_ID),
-    "lastId": ("last_id", _NULL_ID),
-    "duplicate": ("duplicate", values.boolean),
-    "deduplicated": ("deduplicated", values.boolean),
-    "lastSequenceId": ("last_sequence_id", _NULL_LONG),
-    "generation": ("generation", values.int32),
-    "stored": ("stored", _NULL_LONGS),
-    "dropped": ("dropped", _NULL_LONGS),
-}
-_MESSAGE: Kinds = {
-    "id": ("message_id", _id),
-    "payload": ("payload", values.payload),
-    "attributes": ("attributes", values.strings),
+#: The fields of a receipt, by their names in JSON.
+_RECEIPT = {
+    "firstId": "first_id",
+    "lastId": "last_id",
+    "duplicate": "duplicate",
+    "deduplicated": "deduplicated",
+    "lastSequenceId": "last_sequence_id",
+    "generation": "generation",
+    "stored": "stored",
+    "dropped": "dropped",
 }
 
 
 class JsonCodec:
-    """JSON in both directions."""
+    """JSON: the daemon's side, and the polls of clients."""
 
     content_type = "application/json"
     bounded = True
@@ -216,42 +211,18 @@ class JsonCodec:
     def decode_rollback(self, body: bytes) -> PublishResponse:
         """Decode the body of rollback: the answer to a publish, or a pointer alone (``rollback_of_all``)."""
         given = values.parse_object(body)
-        if given.keys() & _RANGE.keys():
-            return self._response(given)
-        return rollback_of_all(values.fields_of(given, _RESPONSE).get("write_pointer"))
-
-    def decode_publish_response(self, body: bytes) -> PublishResponse:
-        return self._response(values.parse_object(body))
-
-    def _response(self, given: dict[str, Any]) -> PublishResponse:
         found = {"write_pointer": None} | values.fields_of(given, _RESPONSE)
-        _require(given, _RANGE)
+        if not given.keys() & _RANGE.keys():
+            return rollback_of_all(found["write_pointer"])
+        for name in _RANGE:
+            if name not in given:
+                raise MalformedBody(f"{name} is missing")
         return PublishResponse(**found)
-
-    def decode_receipt(self, body: bytes) -> Receipt:
-        given = values.parse_object(body)
-        _require(given, ("firstId", "lastId", "generation"))
-        return Receipt(**values.fields_of(given, _RECEIPT))
-
-    def decode_page(self, body: bytes) -> list[Message]:
-        given = values.parse_json(body)
-        if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
-            raise MalformedBody("the answer is not a list of messages")
-        for entry in given:
-            _require(entry, ("id", "payload"))
-        return [Message(**values.fields_of(entry, _MESSAGE)) for entry in given]
-
-    def encode_publish(self, request: PublishRequest) -> bytes:
-        """Encode the body of publish and store, without fields that are not set."""
-        out = _set_fields(request, _PUBLISH)
-        out["messages"] = [_payload(message) for message in request.messages]
-        if request.attributes is not None:
-            out["attributes"] = [dict(each) for each in request.attributes]
-        return _dumped(out)
 
     def encode_poll(self, request: PollRequest) -> bytes:
         """Encode the body of poll, without fields that are not set."""
-        out = _set_fields(request, _POLL)
+        found = ((key, getattr(request, name)) for key, (name, _) in _POLL.items())
+        out = {key: value for key, value in found if value is not None}
         for key in ("startFrom", "endBefore"):
             if isinstance(out.get(key), bytes):
                 out[key] = out[key].hex()
@@ -267,7 +238,7 @@ class JsonCodec:
 
     def encode_receipt(self, receipt: Receipt, options: PageOptions = DEFAULT_OPTIONS) -> bytes:
         """Encode the answer to a publish without a pointer; only a partial duplicate has ``stored`` and ``dropped``."""
-        out = {key: getattr(receipt, name) for key, (name, _) in _RECEIPT.items()}
+        out = {key: getattr(receipt, name) for key, name in _RECEIPT.items()}
         for key in ("firstId", "lastId"):
             out[key] = None if out[key] is None else out[key].hex()
         for key in ("stored", "dropped"):
@@ -305,31 +276,12 @@ class JsonCodec:
         yield ("".join(out) + ("[]" if before == "[" else "]")).encode()
 
 
-def _require(given: Mapping[str, Any], names: Mapping[str, Any] | tuple[str, ...]) -> None:
-    for name in names:
-        if name not in given:
-            raise MalformedBody(f"{name} is missing")
-
-
-def _set_fields(record: Any, kinds: Kinds) -> dict[str, Any]:
-    """Return the fields of a request that have a value, by their names in JSON."""
-    found = ((key, getattr(record, name)) for key, (name, _) in kinds.items())
-    return {key: value for key, value in found if value is not None}
-
-
 def _dumped(record: Mapping[str, Any]) -> bytes:
     return values.compact(record).encode()
 
 
 def _base64(raw: bytes) -> str:
     return b2a_base64(raw, newline=False).decode()
-
-
-def _payload(raw: bytes) -> str | dict[str, str]:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return {"base64": _base64(raw)}
 
 
 def payload_writer(*, payload_base64: bool) -> Callable[[bytes], str]:

@@ -107,12 +107,8 @@ def accept_frames(accept: str | None) -> FramesOptions | None:
     return None
 
 
-def encode_frames(page: Page, options: FramesOptions) -> bytes:
-    return b"".join(frames_pieces(page, options))
-
-
 def frames_pieces(page: Page, options: FramesOptions) -> Iterator[bytes]:
-    """The same in pieces of about ``PIECE_BYTES``, each made on demand."""
+    """A page as frames, in pieces of about ``PIECE_BYTES``, each made on demand."""
     if options.pointers or (options.attributes and page.attributes):
         frames = _rich(page, options)
     else:

@@ -293,14 +293,7 @@ def manager_state(ledger: Ledger, visible: Visible, now_ms: int) -> ManagerState
     )
 
 
-# --- bounds: how far readers see without gaps, and how far the invalid list may be pruned -----------
-
-
-def visibility_upper_bound(transaction: Transaction) -> int:
-    """The pointer up to which a transaction sees everything decided: committed, aborted or invalid."""
-    if transaction.in_progress:
-        return transaction.in_progress[0] - 1
-    return min(transaction.transaction_id - 1, transaction.read_pointer)
+# --- bounds: how far the invalid list may be pruned -------------------------------------------------
 
 
 def prune_upper_bound(transaction: Transaction) -> int:

@@ -33,12 +33,12 @@ import msgpack
 from plainsong.protocol.ids import NO_PAYLOAD_PART, POSITION_BYTES, ordinal
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.page import ITEM_START, length_prefix
+from plainsong.protocol.records import LINK_BYTES
 from plainsong.protocol.rows import SEGMENT, Stored, attributes_in, decode_row, expires_ms_of, plain_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-LINK_BYTES = 32
 #: The link before the first one.
 NO_LINK = bytes(LINK_BYTES)
 #: An entry covers at most this many rows and bytes of their values, but at least one row: verification keeps the rows
@@ -376,12 +376,6 @@ def pieces(sizes: Sequence[int]) -> list[tuple[int, int]]:
     return [*found, (start, len(sizes))]
 
 
-def with_first(positions: Sequence[bytes], record: dict[str, object]) -> dict[str, object]:
-    if len(positions) > 1:
-        record["f"] = positions[0]
-    return record
-
-
 def record_of_wire(first: bytes, count: int, wire: bytes) -> dict[str, object]:
     """Return the record of an entry of ``count`` messages from the position ``first`` on, given their wire form.
 
@@ -400,7 +394,7 @@ def record_of(
     pointer: int,
 ) -> dict[str, object]:
     """Return the record of an entry of messages."""
-    record = with_first(positions, {})
+    record: dict[str, object] = {"f": positions[0]} if len(positions) > 1 else {}
     if pointer:
         record["p"] = pointer
     if ttls_s is None:

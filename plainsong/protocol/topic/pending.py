@@ -28,8 +28,8 @@ import msgpack
 
 from plainsong.protocol.ids import POSITION_BYTES, checked_position, ordinal, position_at
 from plainsong.protocol.keys import DamagedRow
-from plainsong.protocol.records import Packed, checked_number, pack_record, unpack_record
-from plainsong.protocol.topic.chain import LINK_BYTES
+from plainsong.protocol.records import LINK_BYTES, Packed, checked_number, pack_record, unpack_record
+from plainsong.protocol.requests import MAX_SEQUENCE_ID
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -295,12 +295,13 @@ def _decoded(pointer: int, record: dict[str, Any]) -> Pending:
         },
         link=_link(record.get("k", b"")),
         stored_by={
-            (str(producer), str(segment)): (checked_number(epoch), checked_number(highest, 0, (1 << 63) - 1))
+            (str(producer), str(segment)): (checked_number(epoch), checked_number(highest, 0, MAX_SEQUENCE_ID))
             for producer, segment, epoch, highest in record.get("d", ())
         },
         published_ids={
             str(producer): [
-                (checked_number(low, 0, (1 << 63) - 1), checked_number(high, 0, (1 << 63) - 1)) for low, high in ranges
+                (checked_number(low, 0, MAX_SEQUENCE_ID), checked_number(high, 0, MAX_SEQUENCE_ID))
+                for low, high in ranges
             ]
             for producer, ranges in record.get("i", {}).items()
         },

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from plainsong.protocol.ids import checked_position
 from plainsong.protocol.keys import DamagedRow
 from plainsong.protocol.records import checked_number, pack_record, unpack_record
+from plainsong.protocol.requests import MAX_SEQUENCE_ID
 
 if TYPE_CHECKING:
     from typing import Any
@@ -61,8 +62,6 @@ def effective_policy(name: TopicName, own: Deduplication, policy: NamespacePolic
 
 #: Number of recent requests of a producer to remember, with the positions of their messages.
 MAX_RESULTS = 5
-#: The largest sequence id: the maximum of an Avro long.
-MAX_SEQUENCE_ID = (1 << 63) - 1
 
 
 class Result(NamedTuple):

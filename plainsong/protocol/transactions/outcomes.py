@@ -9,7 +9,7 @@ from plainsong.protocol.errors import AsOfTooOld, InvalidParameter, nearest
 from plainsong.protocol.requests import in_the_future
 from plainsong.protocol.transactions.asks import TransactionStatus
 from plainsong.protocol.transactions.ledger_rows import LastPass
-from plainsong.protocol.transactions.transaction import POINTERS_PER_MS, issued_ms
+from plainsong.protocol.transactions.transaction import POINTERS_PER_MS, STATES, issued_ms
 from plainsong.protocol.transactions.view import Change, Moment
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from plainsong.protocol.transactions.asks import AsOf, InvalidBefore, KeepPass, ListAll, LookAt, Unlist
     from plainsong.protocol.transactions.ledger import Ledger, ManagerNow, ManagerStep, TransactionSettings
     from plainsong.protocol.transactions.ledger_rows import Record
-
-STATES = ("in_progress", "invalid", "committed", "aborted")
 
 
 def look_at(ledger: Ledger, step: ManagerStep, ask: LookAt, now: ManagerNow) -> TransactionStatus:

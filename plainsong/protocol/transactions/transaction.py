@@ -14,6 +14,13 @@ from typing import Literal, Protocol
 NO_TRANSACTION = (1 << 63) - 1
 #: Maximum of pointers issued per millisecond: a pointer divided by this is the time of its issue, in milliseconds.
 POINTERS_PER_MS = 1_000_000
+#: The states by which transactions can be listed.
+STATES: tuple[Literal["in_progress", "invalid", "committed", "aborted"], ...] = (
+    "in_progress",
+    "invalid",
+    "committed",
+    "aborted",
+)
 
 
 class TransactionType(IntEnum):

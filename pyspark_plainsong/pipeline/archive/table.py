@@ -153,11 +153,9 @@ class TopicTable:
     # --- opening ---
 
     @classmethod
-    def open(cls, files: Files, namespace: str, topic: str, *, migrates: bool = False) -> TopicTable | None:
+    def open(cls, files: Files, namespace: str, topic: str) -> TopicTable | None:
         """Open a topic's table; None if there is none.
 
-        Args:
-          migrates: accept an archive of an earlier version in the same folder.
         Raises:
           CommandFailed: the topic has an archive of an earlier version, or the table cannot be opened, or its path has
             characters that delta-rs does not take.
@@ -165,7 +163,7 @@ class TopicTable:
         folder = layout.topic_folder(namespace, topic)
         address = files.table(folder)
         names = files.names(folder)
-        if not migrates and any(name.startswith(layout.FORMER) for name in names):
+        if any(name.startswith(layout.FORMER) for name in names):
             raise CommandFailed(
                 f"{files.url(folder)} was written by an earlier version",
                 hint="plainsong pipeline run archive migrate --root ROOT makes it a Delta table",

@@ -200,18 +200,15 @@ class _Metadata:
         return {"properties": dict(self.properties), "tags": list(self.tags)}
 
 
-def payloads(
-    messages: int, seed: int, *, bad: float = 0.0, start_ms: int = START_MS, span_ms: int = SPAN_MS
-) -> Iterator[bytes]:
+def payloads(messages: int, seed: int, *, bad: float = 0.0) -> Iterator[bytes]:
     """Payloads in publication order; a fraction ``bad`` of them cannot be read.
 
     Args:
       messages: the number of payloads, including bad and repeated ones.
-      start_ms, span_ms: the time of the events, in milliseconds since 1970.
     """
     rng = random.Random(seed)
     last = b""
-    events = _events(rng, make_world(rng), messages, start_ms, span_ms)
+    events = _events(rng, make_world(rng), messages)
     for _ in range(messages):
         if rng.random() < bad:
             yield spoiled(rng, next(events))
@@ -222,15 +219,15 @@ def payloads(
             yield last
 
 
-def _events(rng: random.Random, world: World, messages: int, start_ms: int, span_ms: int) -> Iterator[dict[str, Any]]:
+def _events(rng: random.Random, world: World, messages: int) -> Iterator[dict[str, Any]]:
     """Yield events without end; the first ``messages`` of them fill the time span."""
     runs: list[_Run] = []
     metadata: dict[str, _Metadata] = {}
     number = 0
     while True:
-        now_ms = start_ms + span_ms * min(number, messages) // max(messages, 1)
+        now_ms = START_MS + SPAN_MS * min(number, messages) // max(messages, 1)
         late_ms = rng.randrange(MAX_LATE_MS) if rng.random() < LATE_PART else 0
-        common = {"version": 1, "time": max(start_ms, now_ms - late_ms), "namespace": world.namespace}
+        common = {"version": 1, "time": max(START_MS, now_ms - late_ms), "namespace": world.namespace}
         number += 1
         if rng.random() < METADATA_PART:
             yield {**common, **_edit(rng, world, metadata)}

@@ -159,12 +159,8 @@ class Flow:
     #: The run, if each run is a flow of its own.
     run: str | None = None
 
-    def near(self, direction: Direction) -> str:
-        """The near end for a walk in this direction."""
-        return self.target if direction == "up" else self.source
-
     def far(self, direction: Direction) -> str:
-        """The far end."""
+        """The far end for a walk in this direction."""
         return self.source if direction == "up" else self.target
 
 

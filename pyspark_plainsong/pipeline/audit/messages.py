@@ -38,18 +38,6 @@ ENTITY_PATTERN: Final = r"[a-z][a-z0-9_]{0,31}:[^\x00-\x1f\x7f]{1,1024}"
 #: Times before 2000, or more than a day after the publish, are refused.
 EARLIEST_MS: Final = 946_684_800_000
 MAX_AHEAD_MS: Final = 86_400_000
-#: Why a message is a dead letter; ``detail`` names the field or quotes its value.
-REASONS: Final = {
-    "not_utf8": "the payload is not UTF-8 text",
-    "not_json": "the text is not one valid JSON value (a repeated name makes it invalid)",
-    "not_an_object": "the value is a list, a string, a number or a constant",
-    "missing_field": "a field is missing or null; `detail` names it",
-    "wrong_type": "a field has the wrong type; `detail` names it",
-    "bad_value": "a name is empty, too long or has control characters, or an access is of an unknown kind",
-    "unknown_version": "the version is not 1; `detail` has it",
-    "unknown_type": "the type is neither access nor metadata; `detail` has it",
-    "absurd_time": "the time is before 2000 or more than a day after the publish; `detail` has it",
-}
 #: One part of a metadata change.
 CHANGE: Final = StructType(
     [

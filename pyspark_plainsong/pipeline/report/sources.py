@@ -28,7 +28,7 @@ from pyspark_plainsong.pipeline.files import open_files
 from pyspark_plainsong.pipeline.report.facts import TopicFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -194,11 +194,9 @@ class Asked:
     """Why the service did not answer; None: it answered."""
 
 
-def ask_about(found: Iterable[Found], transactions: Transactions, *, step: Callable[[], None] = lambda: None) -> Asked:
+def ask_about(found: Iterable[Found], transactions: Transactions) -> Asked:
     """Request the outcome of each pointer.
 
-    Args:
-      step: called after each request.
     Raises:
       PlainsongError: a request failed. A daemon without a transaction service is not a failure.
     """
@@ -208,7 +206,6 @@ def ask_about(found: Iterable[Found], transactions: Transactions, *, step: Calla
         if unavailable is None:
             try:
                 decisions.append(_decision(each, transactions.get(each.pointer)))
-                step()
                 continue
             except TransactionsUnavailable as error:
                 unavailable = error.detail

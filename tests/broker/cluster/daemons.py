@@ -13,8 +13,8 @@ import trio
 import broker.main
 from broker.cluster.join import find_others
 from broker.config.config import config_of
-from storage.memory import SharedMemory
 from tests.patience import PATIENCE_S
+from tests.storage.shared_memory import SharedMemory
 
 TOPICS = "/v1/namespaces/ns/topics"
 

@@ -28,8 +28,8 @@ from broker.metrics import Metrics
 from plainsong.protocol.cluster import SLICES
 from plainsong.protocol.errors import TransactionsUnavailable
 from plainsong.protocol.names import TopicName
-from storage.memory import SharedMemory
 from tests.patience import PATIENCE_S
+from tests.storage.shared_memory import SharedMemory
 
 TOPICS = "/v1/namespaces/ns/topics"
 
