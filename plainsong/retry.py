@@ -206,9 +206,6 @@ def _problem_of(answer: Answer) -> PlainsongError | None:
 # --- URLs and owners -----------------------------------------------------------------------------
 
 
-OWNER_HEADER = "plainsong-owner"
-
-
 #: The most owners to cache. One more clears the cache, which later responses fill again.
 MAX_OWNERS = 4096
 
@@ -359,7 +356,7 @@ class Places:
 
     def remember_owner(self, part: str, url: str, headers: Mapping[str, str]) -> None:
         """Caches the owner that a response's headers name, if any."""
-        address = headers.get(OWNER_HEADER)
+        address = headers.get("plainsong-owner")
         if address is None or not (self._follow and part and _ADDRESS.match(address)):
             return
         scheme, _, prefix, *_ = urlsplit(url)

@@ -280,7 +280,8 @@ class Calls:
             "producerEpoch": epoch,
             "generation": generation,
         }
-        self._publish(topic, asked, repeatable=repeatable).json()  # fails if another server than a daemon answered
+        receipt = self._publish(topic, asked, repeatable=repeatable).json()
+        assert receipt["generation"], "another server than a daemon answered"
 
     def publish_under(
         self, topic: str, *, pointer: int, segments: Sequence[str], generation: int | None = None

@@ -18,7 +18,7 @@ from plainsong.protocol.codec import FramesOptions, frames_pieces
 from plainsong.protocol.codec.avro import Avro2Codec, AvroCodec
 from plainsong.protocol.codec.json import JsonCodec
 from plainsong.protocol.page import Page
-from plainsong.protocol.requests import PublishRequest, Receipt
+from plainsong.protocol.requests import PublishRequest, PublishResponse, Receipt
 
 #: The Avro schemas of a page, of version 1 and 2. The codec writes pages without a schema.
 _BYTES = [{"name": name, "type": "bytes"} for name in ("id", "payload")]
@@ -65,7 +65,12 @@ class Avro2(Avro2Codec):
 
 
 class Json(JsonCodec):
-    decode_publish_response = JsonCodec.decode_rollback
+    def decode_publish_response(self, body: bytes) -> PublishResponse:
+        response = self.decode_rollback(body)
+        assert {f"{end}{part}" for end in ("start", "end") for part in ("Timestamp", "SequenceId")} <= json.loads(
+            body
+        ).keys()
+        return response
 
     def encode_publish(self, request: PublishRequest) -> bytes:
         found = {key: getattr(request, name) for key, name in _PUBLISH.items()}

@@ -12,7 +12,7 @@ from plainsong.protocol.errors import PreconditionFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Never, Unpack
+    from typing import Unpack
 
     from plainsong._async.events import AsyncEvents
     from plainsong._async.retry import AsyncChannel
@@ -110,7 +110,7 @@ class AsyncAdministration:
         """The topic's properties, including its generation, all values as strings. Raises TopicNotFound."""
         return await self._channel.call(calls.describe_topic(self.namespace, topic))
 
-    async def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> ChangeReport | dict[str, Never]:
+    async def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> ChangeReport:
         """Changes the given properties, as for ``create_topic``; None returns one to its default.
 
         Concurrent changes of different properties are all kept.
@@ -132,7 +132,7 @@ class AsyncAdministration:
             except PreconditionFailed:
                 if tries == CHANGE_TRIES - 1:
                     raise
-        return {}
+        return {}  # type: ignore[typeddict-item]
 
     async def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> ChangeReport:
         """Replaces all properties; those not given return to their defaults.

@@ -13,7 +13,7 @@ from plainsong.protocol.errors import PreconditionFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Never, Unpack
+    from typing import Unpack
 
     from plainsong._sync.events import Events
     from plainsong._sync.retry import Channel
@@ -111,7 +111,7 @@ class Administration:
         """The topic's properties, including its generation, all values as strings. Raises TopicNotFound."""
         return self._channel.call(calls.describe_topic(self.namespace, topic))
 
-    def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> ChangeReport | dict[str, Never]:
+    def set_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> ChangeReport:
         """Changes the given properties, as for ``create_topic``; None returns one to its default.
 
         Concurrent changes of different properties are all kept.
@@ -133,7 +133,7 @@ class Administration:
             except PreconditionFailed:
                 if tries == CHANGE_TRIES - 1:
                     raise
-        return {}
+        return {}  # type: ignore[typeddict-item]
 
     def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> ChangeReport:
         """Replaces all properties; those not given return to their defaults.

@@ -249,11 +249,12 @@ class ProgressLine:
         return True
 
     def rewrite(self, text: str, *, color: bool | None = True) -> None:
-        """Shows ``text`` instead of the last one; with ``color`` None a file gets it without the code that clears."""
+        """Shows ``text`` instead of the last one. With ``color`` None, a file does not get the code that clears the rest."""
         self._is_shown = True
         click.echo(f"\r{text}\x1b[K", err=True, nl=False, color=color)
 
     def clear(self) -> None:
+        """Removes the line, if it is shown."""
         if self._is_shown:
             click.echo("\r\x1b[K", err=True, nl=False, color=True)
             self._is_shown = False

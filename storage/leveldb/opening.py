@@ -10,7 +10,6 @@ Checks, in addition to LevelDB's checksums:
 
 from __future__ import annotations
 
-import logging
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from storage.leveldb.metadata import Metadata
     from storage.leveldb.open_databases import OpenDatabases
     from storage.leveldb.options import LevelDBOptions
-
-log = logging.getLogger(__name__)
 
 
 def listed_volumes(directory: Path, options: LevelDBOptions, databases: OpenDatabases, *, check: bool) -> list[Volume]:

@@ -387,7 +387,7 @@ class Volume:
           check: check that the logs have not changed since.
         Returns:
           The lengths of the logs when the file was written; None if it is missing or damaged, or lacks a field because a
-          build before 0.2 wrote it.
+          build between 0.1 and 0.2 wrote it.
         Raises:
           StoreDamaged: a log has changed: commits are missing.
           OSError: a log cannot be read.
@@ -401,7 +401,7 @@ class Volume:
                 return None
             logs = _noted_logs(found)
             of_metadata = _noted_logs(found["metadata"]) if "metadata" in found else {}
-            self.is_index_stale = not found["counted"]
+            self.is_index_stale = not found.get("counted", False)  # the first builds of 0.2 did not write it
             self.journal_last, self.memory_bytes = int(found["journal_last"]), int(found["memory_bytes"])
             if "uncounted" in found:  # written at a clean stop, with ``metadata``
                 self.noted_uncounted = frozenset(found["uncounted"])

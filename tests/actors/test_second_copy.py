@@ -624,7 +624,7 @@ async def test_a_directory_whose_log_was_lost_or_cannot_be_read_is_not_said_to_b
         await running.write(3)
         await running.counted()
     record = read_record(tmp_path / "data")
-    monkeypatch.setattr(reading, "PAUSES_S", (0.001,))
+    monkeypatch.setattr(reading, "PAUSES_S", (0.001,) * 5)
     monkeypatch.setattr(carry, "PAUSES_S", (0.001, 0.01))
     objects.away = True
     with pytest.raises(ObjectStoreUnavailable, match="away"):

@@ -1224,6 +1224,14 @@ async def test_after_a_kill_only_the_volumes_that_were_written_last_are_read_thr
         assert len(await everything(store)) == 40
 
 
+def change_indexes(directory, change):
+    for index in (directory / "volumes").glob("*.index"):
+        found = json.loads(index.read_bytes().partition(b"\n")[2])
+        change(found)
+        content = json.dumps(found).encode()
+        index.write_bytes(b"%08x\n" % zlib.crc32(content) + content)
+
+
 def shorten_extents(found, fields):
     """Make an index as builds did that noted fewer fields of each extent."""
     for table, extents in found["extents"].items():
@@ -1237,18 +1245,13 @@ def shorten_extents(found, fields):
         lambda found: shorten_extents(found, 7),
         lambda found: found.pop("logs"),
         lambda found: found.pop("log_checks"),
-        lambda found: found.pop("counted"),
     ],
-    ids=["no packs", "no largest row", "no lengths of logs", "no checksums of logs", "not counted"],
+    ids=["no packs", "no largest row", "no lengths of logs", "no checksums of logs"],
 )
 async def test_an_index_of_a_build_that_wrote_fewer_fields_is_made_again(tmp_path, shorten):
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         await fill(store, 40)
-    for index in (tmp_path / "data" / "volumes").glob("*.index"):
-        found = json.loads(index.read_bytes().partition(b"\n")[2])
-        shorten(found)
-        content = json.dumps(found).encode()
-        index.write_bytes(b"%08x\n" % zlib.crc32(content) + content)
+    change_indexes(tmp_path / "data", shorten)
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         assert not any(volume.is_known for volume in store._db.sets.current.all)
         assert [found for found, _ in await everything(store)] == [key(number) for number in range(40)]
@@ -1256,6 +1259,18 @@ async def test_an_index_of_a_build_that_wrote_fewer_fields_is_made_again(tmp_pat
     async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
         assert all(volume.is_known for volume in store._db.sets.current.all)
         assert len(await everything(store)) == 50
+
+
+async def test_an_index_of_a_build_that_did_not_note_whether_its_rows_were_counted_is_used_and_they_are_counted(
+    tmp_path,
+):
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        await fill(store, 40)
+    change_indexes(tmp_path / "data", lambda found: found.pop("counted"))
+    async with await LevelDBStore.open(tmp_path / "data", TINY) as store:
+        volumes = store._db.sets.current.all
+        assert all(volume.is_known and volume.is_index_stale for volume in volumes[:-1])
+        assert len(volumes) > 5
 
 
 async def test_folders_that_are_not_listed_are_removed_and_foreign_files_are_not(tmp_path):
