@@ -63,6 +63,8 @@ FEW_ROWS = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # So does planning again: a tenth of the JVM's time. Tests of what jobs write and report turn it on again.
     ADAPTIVE: "false",
+    # Without it, Spark starts one task for each of the default 200 partitions, and nearly all of them are empty.
+    "spark.sql.shuffle.partitions": "2",
     # The default starts four times as many processes: 45 per micro-batch, most of them readlink.
     CHECKPOINTS: DISPOSABLE,
 }
@@ -72,7 +74,6 @@ SETTINGS = {
     **FEW_ROWS,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.warehouse.dir": str(_CACHE / "warehouse"),
     "spark.driver.memory": "1g",

@@ -337,7 +337,8 @@ def test_an_archive_killed_again_and_again_holds_each_message_once(spark, client
 
 
 def rows_in(root):
-    return len(raw_ids(root))
+    """Count the committed rows without reading them, since some tests poll this."""
+    return sum(file.rows for _, file in files_of(root))
 
 
 def traces(folder, trace):

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from plainsong import Client, Outgoing
-from plainsong.cli.connection import Where
-from pyspark_plainsong.pipeline.archive.archiving import append
-from pyspark_plainsong.pipeline.job import Run
 from tests.daemon.harness import Daemon
 from tests.documents import DOCUMENTS
 from tests.pipeline.archives import raw_ids
@@ -91,37 +88,43 @@ def quick():
     return {"SPARK_HOME": str(spark_home())}
 
 
+@pytest.fixture(scope="module")
+def archived(cluster, installed, bare, url, orders, tmp_path_factory):
+    """The root of an archive of ``orders``, written by the printed command; the executors have only the zip."""
+    folder = tmp_path_factory.mktemp("archived")
+    plainsong = str(installed.with_name("plainsong"))
+    run([plainsong, "pipeline", "zip"], installed, folder)
+    job = ["archive", "append", "orders", "--root", str(folder / "archive"), "--url", url, *CONF]
+    job += ["--conf", ONE_EXECUTOR]
+    line = run([plainsong, "pipeline", "run", "--print", "--master", cluster.url, *job], installed, folder)
+    run(line, installed, folder, PYSPARK_PYTHON=str(bare))
+    return str(folder / "archive")
+
+
+def test_the_printed_command_runs_unchanged_when_executors_have_only_the_zip(archived, orders):
+    assert sorted(raw_ids(archived)) == orders
+
+
 @pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.torture)])
 def test_jobs_run_on_a_cluster_that_has_the_package(
-    cluster, installed, bare, spark, client, url, orders, tmp_path, both
+    cluster, installed, bare, client, url, orders, archived, tmp_path, both
 ):
     """Jobs use the executors' interpreter, whatever ``python3`` on the PATH is."""
     start = [str(installed.with_name("plainsong")), "pipeline", "run", "--master", cluster.url]
     environ = {"PATH": f"{bare.parent}:{environ_of(installed)['PATH']}", **quick()}
-    archive = ("--root", "archive", "--url", url, *CONF)
+    options = ("--url", url, *CONF)
     if both:
-        run([*start, "archive", "append", "orders", *archive], installed, tmp_path, **environ)
+        root = "archive"
+        run([*start, "archive", "append", "orders", "--root", root, *options], installed, tmp_path, **environ)
+        assert sorted(raw_ids(str(tmp_path / root))) == orders
     else:
-        append(Run("archive", Where((url,)), spark=spark), ["orders"], str(tmp_path / "archive"), every=None)
-    assert sorted(raw_ids(str(tmp_path / "archive"))) == orders
+        root, options = archived, (*options, "--conf", ONE_EXECUTOR)
     client.create_topic("again")
-    run([*start, "replay", "orders", "--into", "again", *archive], installed, tmp_path, **environ)
+    run([*start, "replay", "orders", "--root", root, "--into", "again", *options], installed, tmp_path, **environ)
     again = list(client.read("again"))
     client.admin.delete_topic("again")
     assert [message.payload for message in again] == [str(number).encode() for number in range(ROWS)]
     assert [message.attributes["originalId"] for message in again] == [each.hex() for each in orders]
-
-
-def test_the_printed_command_runs_unchanged_when_executors_have_only_the_zip(
-    cluster, installed, bare, url, orders, tmp_path
-):
-    plainsong = str(installed.with_name("plainsong"))
-    run([plainsong, "pipeline", "zip"], installed, tmp_path)
-    job = ["archive", "append", "orders", "--root", str(tmp_path / "archive"), "--url", url, *CONF]
-    job += ["--conf", ONE_EXECUTOR]
-    line = run([plainsong, "pipeline", "run", "--print", "--master", cluster.url, *job], installed, tmp_path)
-    run(line, installed, tmp_path, PYSPARK_PYTHON=str(bare))
-    assert sorted(raw_ids(str(tmp_path / "archive"))) == orders
 
 
 def test_a_program_runs_when_executors_have_the_zip_and_otherwise_gets_a_clear_error(
