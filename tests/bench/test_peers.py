@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from bench import generator
+from bench import daemon, generator
 from bench.bodies import payloads
 from bench.peers import both, fetch
 from bench.peers.__main__ import PEERS
@@ -23,6 +23,7 @@ from bench.peers.loads import QUICK, Comparison
 from bench.peers.peer import Lacking, Peer
 from bench.peers.plainsong import Plainsong
 from bench.report import results_of, write_report
+from tests.bench.forking import start_process
 
 ROOT = Path(__file__).parents[2]
 #: Ten times the usual duration.
@@ -34,6 +35,13 @@ SMALL = replace(QUICK, sustained_s=0.1, open_s=0.1)
 def _compiler():
     if generator.compiled() is None:
         pytest.skip("there is no C compiler")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(daemon, "start_process", start_process)
+        yield
 
 
 class Absent(Plainsong):

@@ -5,16 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from bench.rent import MECHANISMS, Side
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_a_mechanism_can_be_switched_off(name):
-    """Runs in its own process; it fails if the code's names have changed."""
-    code = "import sys; from bench.rent import MECHANISMS; MECHANISMS[sys.argv[1]].off()"
-    subprocess.run([sys.executable, "-c", code, name], check=True)
+def test_every_mechanism_can_be_switched_off():
+    """Runs in a process of its own; it fails if the code's names have changed."""
+    code = "from bench.rent import MECHANISMS\nfor each in MECHANISMS.values(): each.off()"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_load_of_a_mechanism_has_a_known_name():

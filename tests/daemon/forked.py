@@ -23,6 +23,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from importlib import import_module
@@ -46,8 +47,8 @@ IMPORTED_FOR = {
     **dict.fromkeys(("replication.to=", "replica", "s3:"), "storage.replication.object_store"),
     "doctor": "plainsong.cli.doctor",
 }
-#: What the names of variables that no module reads when it is imported begin with.
-READ_LATER = ("PLAINSONG_", "PYTEST_", "AWS_")
+#: What the names of variables that no module reads when it is imported begin with. pyspark sets some of its own.
+READ_LATER = ("PLAINSONG_", "PYTEST_", "AWS_", "SPARK_", "PYSPARK_", "XDG_CONFIG_HOME", "PYTHONWARNINGS")
 #: Size limit of a request, which has arguments and an environment.
 MOST_BYTES = 1 << 17
 #: Generous and never reached: importing takes a second.
@@ -127,8 +128,8 @@ class ForkServer:
     """The server, and the thread that receives its reports on the children."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        #: The environment in which the modules were imported.
-        self.environ = dict(environ)
+        #: The environment in which the modules were imported. Each child adds the filters of its own PYTHONWARNINGS.
+        self.environ = {name: value for name, value in environ.items() if name != "PYTHONWARNINGS"}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST_BYTES)
@@ -289,6 +290,7 @@ def become(asked: dict[str, object], asks: socket.socket, descriptors: Sequence[
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(str(asked["cwd"]))
+    warnings._processoptions(filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")))  # type: ignore[attr-defined]
     from trio._core import _run
 
     from broker.http import messages

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plainsong.cli.command import Exit
-from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, eventually, start_python
+from tests.daemon.harness import PLAINSONG, Daemon, DaemonEnded, eventually, run_python, start_python
 from tests.daemon.talk import ask, create
 from tests.patience import PATIENCE_S
 
@@ -48,6 +48,15 @@ def test_settings_in_the_environment_reach_a_forked_daemon(tmp_path):
     with Daemon(tmp_path / "data", environ={"PLAINSONG_STORAGE__KIND": "memory"}) as running:
         assert is_forked(running)
         assert running.serving["store"] == "memory"
+
+
+def test_warning_filters_in_the_environment_apply_in_a_forked_program(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import warnings\nprint(open('/proc/self/cmdline').read())\nwarnings.warn('it warns')\n")
+    done = [run_python(program, environ={"PYTHONWARNINGS": filters}) for filters in ("", "ignore", "error")]
+    assert all("tests.daemon.forked" in each.stdout for each in done)
+    assert [each.returncode for each in done] == [0, 0, 1]
+    assert ["it warns" in each.stderr for each in done] == [True, False, True]
 
 
 def test_a_forked_daemon_that_cannot_start_ends_with_the_code_and_the_words_of_the_program(daemon, tmp_path):

@@ -17,6 +17,8 @@ PREFIXES = itertools.count()
 #: Each cleaning pass calls HBase for each topic. At the rate of the tests on a disk, ten or twenty passes a second, an
 #: idle daemon uses a quarter of a core here; at two passes a second, a twentieth.
 PASSES = "retention.interval_s=0.5"
+#: Each start sends the gateway a frame twice the size of the largest cell: 18 MiB by default.
+SMALL_CELLS = "storage.hbase.max_cell_bytes=1 MiB"
 
 
 @pytest.fixture
@@ -33,8 +35,8 @@ def on_hbase(hbase, tmp_path):
 
 @pytest.fixture
 def killed_on_hbase(on_hbase):
-    """Return the same for tests written for the ring on LevelDB, whose settings suit a disk."""
-    return lambda data_dir, *sets, **options: on_hbase(data_dir, *sets, PASSES, **options)
+    """Return the same for tests written for the ring on LevelDB, whose settings suit a disk and small messages."""
+    return lambda data_dir, *sets, **options: on_hbase(data_dir, *sets, PASSES, SMALL_CELLS, **options)
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_messages_keep_their_ids_through_kills_and_nothing_is_kept_in_files(daem
 
 
 def test_a_message_too_large_for_a_cell_is_refused_and_its_topic_continues(daemon):
-    running = daemon("storage.hbase.max_cell_bytes=1 MiB")
+    running = daemon(SMALL_CELLS)
     create(running.address, "t")
     lowered = json.loads(running.wait_for_line("a setting is lowered to what the store supports"))
     assert lowered["setting"] == "topic.max_message_bytes"
@@ -77,7 +79,7 @@ def test_a_message_too_large_for_a_cell_is_refused_and_its_topic_continues(daemo
 
 
 def test_a_recreated_topic_shows_nothing_of_its_past(daemon):
-    running = daemon("retention.delete_grace_s=0", "retention.interval_s=0.1")
+    running = daemon("retention.delete_grace_s=0", "retention.interval_s=0.1", SMALL_CELLS)
     for number in range(3):
         create(running.address, "t")
         publish(running.address, "t", b"%d" % number)
