@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.storage.ownership_model import no_collection
@@ -127,10 +128,10 @@ class Model:
         """Yield the possible next states."""
         if state.epoch < self.owners:
             yield self.begin_service(state)
-        for topic in range(self.topics):
-            if sum(state.epochs) < self.claims:
-                for instance in (0, 1):
-                    yield self.claim(state, topic, instance)
+        if sum(state.epochs) < self.claims:
+            # Until the first claim all topics are alike, and so are both instances.
+            for topic, instance in product(range(self.topics), (0, 1)) if any(state.epochs) else [(0, 0)]:
+                yield self.claim(state, topic, instance)
         for term in state.terms:
             yield from self.of_term(state, term)
         for owner in state.owners:

@@ -41,6 +41,18 @@ from tests.storage.replication.objects import MemoryObjects
 SEEDS = 20 if settings.get_current_profile_name() == "house" else 1_000
 #: Enough for each planted mistake.
 SEEDS_OF_MISTAKES = 400
+#: Seeds that find a mistake only after others. A normal run tries them first; if the code has changed, the search goes
+#: through all seeds again. ``make torture`` always searches.
+QUICK_SEEDS = {
+    "a lease that is over is valid": 146,
+    "the standby waits for less than the time of the lease": 66,
+    "a standby takes over from a primary that allows none any more": 46,
+    "a start that allows no standby leaves the lease as it is until the first renewal": 47,
+    "a lease that was renewed is replaced": 40,
+    "a standby reads to the end of the log after it has looked at the lease": 9,
+    "a lease that was taken back is valid before a segment is stored": 15,
+    "a lease that was written again is valid before a segment is stored": 7,
+}
 PERIOD_S = 10.0
 RUN = bytes(16)
 #: How long the object store may take on either way.
@@ -868,4 +880,5 @@ def code_with(module, name, right, wrong):
 )
 def test_each_planted_mistake_is_found(found_in, module, name, right, wrong_):
     code = code_with(module, name, right, wrong_)
-    assert any(wrong(seed, [found_in], code) for seed in range(SEEDS_OF_MISTAKES))
+    first = [QUICK_SEEDS[name]] if name in QUICK_SEEDS and settings.get_current_profile_name() == "house" else []
+    assert any(wrong(seed, [found_in], code) for seed in [*first, *range(SEEDS_OF_MISTAKES)])

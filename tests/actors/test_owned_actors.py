@@ -241,10 +241,10 @@ async def test_two_instances_that_both_claim_a_topic_do_not_take_it_from_each_ot
                 payload = f"{name}{len(acknowledged)}"
                 if not isinstance(await caught(harness.publish, payload), PlainsongError):
                     acknowledged.append(payload.encode())
-            await trio.sleep(0.01)
+            await trio.sleep(0.05)
         claims = harnesses["a"].store._shared.epochs[NAME]
         assert 10 < claims < 60
-        assert len(acknowledged) > 8_000
+        assert len(acknowledged) > 1_600
         last = max(harnesses.values(), key=lambda harness: len(harness.directory))
         assert await last.read() == acknowledged
 

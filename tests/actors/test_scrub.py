@@ -244,7 +244,7 @@ async def test_an_unavailable_store_is_not_damage(tmp_path):
 async def test_a_damaged_block_of_topics_is_a_finding_and_all_messages_are_still_read(
     tmp_path,
 ):
-    names = [TopicName("shop", f"topic-{number:04d}") for number in range(500)]
+    names = [TopicName("shop", f"topic-{number:04d}") for number in range(200)]
     async with await LevelDBStore.open(tmp_path / "data", TWO_TABLES) as store:
         metadata, key = Metadata(1, TopicProperties(), 1, 1).encode(), [pack_position(FIRST_MS, 0)]
         topics = [put_one(Table.METADATA, metadata_key(name), metadata) for name in names]

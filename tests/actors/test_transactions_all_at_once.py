@@ -15,6 +15,7 @@ import pytest
 import trio
 from actors_in_process import SetClock, actors
 from asked_service import AskedService
+from hypothesis import settings
 from pointers_in_process import publish, store
 
 from actors.pointers import PointerIndex
@@ -27,6 +28,8 @@ from storage.memory import MemoryStore
 from tests.storage.faulty import FaultyStore
 
 NAMES = [TopicName("ns", each) for each in "abc"]
+#: Runs of each kind; ``make torture`` does many more.
+SEEDS = 3 if settings.get_current_profile_name() == "house" else 100
 
 
 class GoingClock(SetClock):
@@ -179,7 +182,7 @@ class House:
                 self.harness.store.fail_next("write", applied=self.random.randint(0, 4))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("failing", [False, True])
 async def test_committed_readers_see_all_or_nothing_in_any_race(seed, failing, autojump_clock):
     random = Random(seed)

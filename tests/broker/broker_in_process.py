@@ -116,15 +116,16 @@ class InProcess:
 
     async def call(self, method, path, *, status=200, code=None, **more):
         """Send a request, check the status and, if given, the problem's code, and return the answer."""
-        if not self.has_server and more.keys() <= {"json", "headers"} and _PLAIN.fullmatch(path):
-            answer = await self.ask(method, path, more.get("json"), more.get("headers"))
+        whole = f"{path}?{httpx.QueryParams(more['params'])}" if more.get("params") else path
+        if not self.has_server and more.keys() <= {"json", "headers", "params"} and _PLAIN.fullmatch(whole):
+            answer = await self.ask(method, whole, more.get("json"), more.get("headers"))
         else:
             answer = await self.http.request(method, path, **more)
-        assert answer.status_code == status, (answer.status_code, answer.text)
+        assert answer.status_code == status, (method, path, answer.status_code, answer.text)
         if code is not None:
-            assert answer.headers["content-type"] == "application/problem+json"
-            assert answer.json()["code"] == code, answer.text
-        assert "html" not in answer.headers.get("content-type", "")
+            assert answer.headers["content-type"] == "application/problem+json", (method, path)
+            assert answer.json()["code"] == code, (method, path, answer.text)
+        assert "html" not in answer.headers.get("content-type", ""), (method, path)
         return answer
 
     async def create(self, topic="t", **properties):

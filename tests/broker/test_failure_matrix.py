@@ -14,7 +14,7 @@ ENOUGH = 40
 
 
 async def course(scene, end, arm):
-    """Run a transaction in steps; every reader polls after each. ``arm`` is called where faults may begin."""
+    """Run a transaction in steps. ``arm`` is called where faults may begin, after all readers have polled."""
     if end == "commit":
         arm()
     transaction, _ = await scene.begin()
@@ -32,6 +32,7 @@ async def course(scene, end, arm):
     await scene.publish("b", 1)
     yield transaction
     if end != "commit":  # until here all courses are the same
+        await scene.look()
         arm()
     else:
         await scene.post(f"/v1/transactions/{transaction.id}/prepare", {"changes": ["cm93"]})
@@ -57,8 +58,11 @@ async def prepare(scene):
     await scene.bring_snapshot()
 
 
-async def run_until_it_fails(scene, end, arm, *, killed):
-    """Return the transaction as its client recorded it; None if even the begin was not answered."""
+async def run_until_it_fails(scene, end, arm, *, killed, polls_early):
+    """Return the transaction as its client recorded it; None if even the begin was not answered.
+
+    Every reader polls after each step, but before ``arm`` is called only if ``polls_early``.
+    """
     known = None
     try:
         async with aclosing(course(scene, end, arm)) as steps:
@@ -66,7 +70,8 @@ async def run_until_it_fails(scene, end, arm, *, killed):
                 known = transaction
                 if scene.has_failed and killed:
                     break
-                await scene.look()
+                if polls_early or scene.is_armed:
+                    await scene.look()
     except Failed:
         assert scene.has_failed
     return known
@@ -84,7 +89,8 @@ async def one_case(end, number, applied, *, killed, dies):
     async with life(scene.store) as scene.daemon:
         await prepare(scene)
         arm = partial(scene.fail_write, number, applied)
-        transaction = await run_until_it_fails(scene, end, arm, killed=killed)
+        # The steps before ``arm`` are the same for each number.
+        transaction = await run_until_it_fails(scene, end, arm, killed=killed, polls_early=number == 0)
         hit = scene.has_failed
         if not (killed and hit):
             await afterwards(scene, None if dies else transaction)

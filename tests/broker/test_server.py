@@ -117,7 +117,7 @@ async def test_garbage_is_refused_as_a_problem(hot: bool) -> None:
 async def test_http_2_with_prior_knowledge_reaches_the_same_handlers(hot: bool) -> None:
     async with (
         running(hot=hot) as listener,
-        httpx.AsyncClient(http1=False, http2=True, trust_env=False, timeout=PATIENCE_S) as client,
+        httpx.AsyncClient(http1=False, http2=True, trust_env=False, verify=False, timeout=PATIENCE_S) as client,
     ):
         base = f"http://127.0.0.1:{listener.port}/v1/namespaces/ns/topics"
         reply = await client.post(f"{base}/t/store", content=b"hello")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from broker_in_process import TOPICS, in_process
 from test_committed_polls import begin, decide, under
@@ -199,13 +201,18 @@ async def test_sequence_ids_and_producers_at_the_ends_are_remembered_after_a_res
             assert answer.json()["duplicate"] is bool(turn)
 
 
-@pytest.mark.parametrize("ttl_s", [1, MAX_TTL_S])
+ATTRIBUTES = [{}, {"k": ""}, {"k": "v" * (MAX_ATTRIBUTE_BYTES - 1)}, {"a" * MAX_ATTRIBUTE_BYTES: ""}]
+
+
 @pytest.mark.parametrize(
-    "attributes",
-    [{}, {"k": ""}, {"k": "v" * (MAX_ATTRIBUTE_BYTES - 1)}, {"a" * MAX_ATTRIBUTE_BYTES: ""}],
-    ids=lambda each: f"{len(each)} attributes",
+    ("size", "attributes", "ttl_s"),
+    [
+        *product((0, 1), ATTRIBUTES, (1, MAX_TTL_S)),
+        # Once is enough for the largest payload, whose size does not change how the others are stored.
+        (8 << 20, ATTRIBUTES[-1], MAX_TTL_S),
+    ],
+    ids=lambda each: f"{len(each)} attributes" if isinstance(each, dict) else str(each),
 )
-@pytest.mark.parametrize("size", [0, 1, 8 << 20], ids=str)
 async def test_messages_of_any_size_and_attributes_are_read_again_after_a_restart(size, attributes, ttl_s):
     store = FaultyStore(MemoryStore())
     payload = "x" * size

@@ -84,6 +84,10 @@ class Scene:
         self.store.fail_next("write", applied=applied, after=number)
 
     @property
+    def is_armed(self):
+        return self._fault_at is not None
+
+    @property
     def has_failed(self):
         return self._fault_at is not None and self.store.calls["write"] > self._fault_at
 

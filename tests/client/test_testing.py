@@ -203,6 +203,7 @@ def test_without_a_daemon_pytest_says_so_first_and_fails_if_one_is_required(tmp_
     given = {
         "PATH": str(tmp_path),
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # importing all others takes longer than these tests
         **environ,
     }
     command = [str(tmp_path / "python"), "-m", "pytest", *plugin, *options]
