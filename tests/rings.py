@@ -124,7 +124,7 @@ RINGS = (
     Ring("fuzz", 42, 18),
     Ring("client", 415, 97),
     Ring("cli", 205, 56),
-    Ring("console", 230, 160),
+    Ring("console", 180, 120),
     Ring("sql", 171, 38),
     Ring("daemon", 420, 132),
     Ring(
@@ -170,7 +170,7 @@ RINGS = (
     Ring("pipeline", 660, 305),
     Ring("examples", 60, 20),
     Ring("howto", 170, 38),
-    Ring("bench", 330, 200),
+    Ring("bench", 330, 170),
     Ring("dist", 139, 45),
     Ring("test_rings.py", 20, 6),
 )
