@@ -55,8 +55,8 @@ return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() 
 #: the page keeps a number and its unit on one line.
 SAYS = r"""
 const [selector, words] = arguments;
-const seen = [...document.querySelectorAll(selector)].filter(e => e.checkVisibility({visibilityProperty: true}));
-const texts = seen.map(e => e.innerText.replaceAll("\xa0", " ").trim());
+const seen = [...document.querySelectorAll(selector)].filter(e => e.checkVisibility({visibilityProperty: true, checkVisibilityCSS: true}));
+const texts = seen.map(e => (e.innerText ?? e.textContent).replaceAll("\xa0", " ").trim());
 return texts.find(text => words.every(word => text.includes(word))) ?? null;
 """
 
@@ -101,7 +101,7 @@ def start_browser(downloads: Path) -> Chrome:
     """Start Chromium. Raises NoBrowser."""
     chromium, driver = shutil.which(SHELL) or shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
-        raise NoBrowser("chromium and chromedriver are not on the path (etc/tools fetches them)")
+        raise NoBrowser("chromium or its headless shell, or chromedriver, is missing (etc/tools fetches them)")
     options = ChromeOptions()
     options.binary_location = chromium
     for each in OPTIONS:

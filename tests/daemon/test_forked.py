@@ -59,6 +59,13 @@ def test_warning_filters_in_the_environment_apply_in_a_forked_program(tmp_path):
     assert ["it warns" in each.stderr for each in done] == [True, False, True]
 
 
+def test_no_import_of_a_daemon_that_is_not_forked_warns(tmp_path):
+    with Daemon(tmp_path / "data", forked=False, environ={"PYTHONWARNINGS": "error"}) as running:
+        assert not is_forked(running)
+        assert running.stop() == Exit.OK
+        assert running.errors == ""
+
+
 def test_a_forked_daemon_that_cannot_start_ends_with_the_code_and_the_words_of_the_program(daemon, tmp_path):
     said = []
     for forked in (True, False):

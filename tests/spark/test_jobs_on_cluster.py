@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_jobs_run_on_a_cluster_that_has_the_package(
         run([*start, "archive", "append", "orders", "--root", root, *options], installed, tmp_path, **environ)
         assert sorted(raw_ids(str(tmp_path / root))) == orders
     else:
-        root, options = archived, (*options, "--conf", ONE_EXECUTOR)
+        root = os.path.relpath(archived, tmp_path)
     client.create_topic("again")
     run([*start, "replay", "orders", "--root", root, "--into", "again", *options], installed, tmp_path, **environ)
     again = list(client.read("again"))
