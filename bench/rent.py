@@ -177,11 +177,6 @@ MECHANISMS: dict[str, Mechanism] = {
         _sets(("broker.http.route:Route.is_direct", property(lambda self: self.hot))),
         ("show x1", "show x16"),
     ),
-    "volume-cache": Mechanism(
-        "LevelDB caches blocks of each volume that small reads decompressed",
-        _sets(("storage.leveldb.options:_VOLUME_CACHE_BYTES", 0)),
-        ("walk by 10", "walk by 100"),
-    ),
 }
 
 
