@@ -100,7 +100,7 @@ def serve(client: Client, path: Path, url: str, limit: int | None) -> None:
                 database.executemany("INSERT INTO runs (program, run) VALUES (?, ?)", runs)
                 events.save()
             for program, run in runs:
-                print(f"{program} is started by {event.id} in {event.topic}", flush=True)
+                say(f"{program} is started by {event.id} in {event.topic}")
                 start(program, run)
     pool.shutdown()
 
@@ -131,13 +131,18 @@ def be_program(client: Client, program: str, run: str) -> None:
             for number, state in enumerate(["started", "completed"]):
                 message = {"program": program, "run": run, "state": state}
                 if not producer.publish(message, sequence_ids=[number]).duplicate:
-                    print(f"  {program} {state}", flush=True)
+                    say(f"  {program} {state}")
                 # The real work would be done here.
     except ProducerFenced:
         sys.exit(f"  {program}: another process continues run {run}")
     except OutcomeUnknown:
         # The daemon died, and another process of the run has published this in the meantime.
         sys.exit(f"  {program}: another process may continue run {run}")
+
+
+def say(line: str) -> None:
+    """Print one line, even if two programs print at the same time."""
+    print(line + "\n", end="", flush=True)
 
 
 def tell(client: Client, topic: str, fields: list[str]) -> None:
