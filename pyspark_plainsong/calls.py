@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from plainsong.protocol.frames import FRAMES_END, FRAMES_TYPE
 from pyspark_plainsong.offsets import FIRST, after, before
-from pyspark_plainsong.wire import BrokerError
+from pyspark_plainsong.wire import BrokerError, refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -280,8 +280,9 @@ class Calls:
             "producerEpoch": epoch,
             "generation": generation,
         }
-        receipt = self._publish(topic, asked, repeatable=repeatable).json()
-        assert receipt["generation"], "another server than a daemon answered"
+        answer = self._publish(topic, asked, repeatable=repeatable)
+        if "generation" not in answer.json():
+            raise refused(self.wire.urls[0], 200, answer.headers, answer.body)
 
     def publish_under(
         self, topic: str, *, pointer: int, segments: Sequence[str], generation: int | None = None

@@ -172,7 +172,7 @@ def found(path: str) -> griffe.Object:
 def pages() -> dict[str, str]:
     """The text of each page, by its file."""
     written = {page.file: "\n".join(_page(page)) for page in PAGES}
-    written["answers.md"] = "\n".join(_answers())
+    written["answers.md"] = "\n".join(_answers(written["client.md"]))
     written["errors.md"] = "\n".join(_errors())
     written["index.md"] = "\n".join(_index())
     return written
@@ -468,30 +468,20 @@ def _error_rows(children: dict[str, list[griffe.Class]], name: str, depth: int, 
 # --- answers -------------------------------------------------------------------------------------
 
 
-#: The dictionaries that methods of the client return; the types of their fields follow them.
-ANSWERS = (
-    topics.TopicStats,
-    topics.TopicPage,
-    topics.ChangeReport,
-    topics.DeletedTopic,
-    topics.UndeletedTopic,
-    topics.History,
-    messages.ReaderRow,
-    topics.ProducerList,
-    topics.ProducerState,
-    topics.NamespaceDescription,
-    service.FindingRow,
-)
+def _returned(client: str) -> list[Any]:
+    """The dictionaries that methods on the page of the client return, in the order of ``plainsong.protocol.answers``."""
+    every = (each for module in (topics, messages, service) for each in vars(module).values())
+    return [each for each in every if is_typeddict(each) and re.search(rf"-> .*\b{each.__name__}\b", client)]
 
 
-def _answers() -> Iterator[str]:
+def _answers(client: str) -> Iterator[str]:
     yield "# plainsong.protocol.answers\n"
     yield (
-        "The dictionaries that [administration](client.md#administration) returns, for type checkers: each has the names"
+        "The dictionaries that methods of the [client](client.md) return, for type checkers: each has the names"
         " of the JSON of the [HTTP interface](../http.md), which says more about them.\n"
     )
     seen: list[Any] = []
-    waiting: list[Any] = [*ANSWERS]
+    waiting = _returned(client)
     while waiting:
         shape = waiting.pop(0)
         if shape in seen:

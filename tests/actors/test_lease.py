@@ -34,7 +34,7 @@ from storage.replication.notices import LEASE, Lease, decode_lease, encode_lease
 from storage.replication.protocol import BucketWentBack, Follower, ReignOver, TakeOverLost, Verdict
 from storage.replication.record import RecordFile
 from storage.replication.segment import ASYNC, is_segment
-from tests.planted import planted
+from tests.planted import planted, seeds_for
 from tests.storage.replication.objects import MemoryObjects
 
 #: Runs of each kind; ``make torture`` does many more.
@@ -880,6 +880,5 @@ def code_with(module, name, right, wrong):
 )
 def test_each_planted_mistake_is_found(found_in, module, name, right, wrong_):
     code = code_with(module, name, right, wrong_)
-    first = [QUICK_SEEDS[name]] if name in QUICK_SEEDS and settings.get_current_profile_name() == "house" else []
-    seeds = [*first, *range(SEEDS_OF_MISTAKES)]
+    seeds = seeds_for(name, QUICK_SEEDS, range(SEEDS_OF_MISTAKES))
     assert any(wrong(seed, [found_in], code) and not wrong(seed, [found_in]) for seed in seeds)

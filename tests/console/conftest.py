@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver import Chrome
 
 from plainsong import Client
-from tests.console.screen import NoBrowser, Screen, start_browser
+from tests.console.screen import NoBrowser, Screen, showing, start_browser
 from tests.daemon.harness import Daemon
 from tests.ports import free_address
 
@@ -36,11 +36,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 @pytest.fixture
 def screen(browser: Chrome, daemon: Daemon) -> Iterator[Screen]:
     """The empty window; the test fails if the browser reports an error."""
-    screen = Screen(browser, "http://{}:{}".format(*daemon.address))
-    yield screen
-    complaints = screen.complaints()
-    screen.as_it_was()
-    assert complaints == []
+    with showing(browser, "http://{}:{}".format(*daemon.address)) as screen:
+        yield screen
 
 
 @pytest.fixture

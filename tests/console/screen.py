@@ -111,6 +111,16 @@ def start_browser(downloads: Path) -> Chrome:
     return Chrome(options=options, service=Service(driver))
 
 
+@contextmanager
+def showing(browser: Chrome, url: str) -> Iterator[Screen]:
+    """Yield the empty window on a daemon. AssertionError: the browser reported an error."""
+    screen = Screen(browser, url)
+    yield screen
+    complaints = screen.complaints()
+    screen.as_it_was()
+    assert complaints == []
+
+
 class Screen:
     """The browser's window, and a user's actions in it."""
 

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 from selenium.webdriver import Chrome
 
-from tests.console.screen import ARRIVES, LATE, Screen
+from tests.console.screen import ARRIVES, LATE, Screen, showing
 from tests.daemon.harness import PLAINSONG, Daemon
 
 GRANTS = """
@@ -68,11 +68,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 @pytest.fixture
 def page(browser: Chrome, guarded: Guarded) -> Iterator[Screen]:
-    screen = Screen(browser, "http://{}:{}".format(*guarded.daemon.address))
-    yield screen
-    complaints = screen.complaints()
-    screen.as_it_was()
-    assert complaints == []
+    with showing(browser, "http://{}:{}".format(*guarded.daemon.address)) as screen:
+        yield screen
 
 
 def log_in(page: Screen, token: str) -> None:

@@ -20,7 +20,7 @@ from plainsong.protocol.properties import TopicProperties
 from plainsong.protocol.records import Metadata
 from plainsong.testing import Broker
 from storage.leveldb import LevelDBStore
-from tests.console.screen import LATE, Screen
+from tests.console.screen import LATE, Screen, showing
 from tests.daemon.harness import Daemon
 
 
@@ -255,11 +255,8 @@ async def make_many(data: Path) -> None:
 @pytest.fixture
 def many(browser: Chrome, crowded: Daemon) -> Iterator[Screen]:
     """The browser showing the daemon with ten thousand topics."""
-    screen = Screen(browser, "http://{}:{}".format(*crowded.address))
-    yield screen
-    complaints = screen.complaints()
-    screen.as_it_was()
-    assert complaints == []
+    with showing(browser, "http://{}:{}".format(*crowded.address)) as screen:
+        yield screen
 
 
 def test_ten_thousand_topics_are_as_quick_as_three_and_never_more_than_a_page_of_rows(many: Screen):
@@ -300,12 +297,8 @@ def test_the_previous_page_of_a_shared_address_is_the_first(many: Screen):
 @pytest.fixture
 def moved(browser: Chrome) -> Iterator[tuple[Broker, Screen]]:
     """A daemon whose clock the test moves, and the browser showing it."""
-    with plainsong.testing.broker() as daemon:
-        screen = Screen(browser, daemon.url)
+    with plainsong.testing.broker() as daemon, showing(browser, daemon.url) as screen:
         yield daemon, screen
-        complaints = screen.complaints()
-        screen.as_it_was()
-        assert complaints == []
 
 
 def test_a_held_topic_needs_attention_with_reason_and_remedy_and_links_to_the_transaction(

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
+from tests.planted import seeds_for
 from tests.schedules import scheduler as sched
 from tests.schedules.copy_world import COPY
 from tests.schedules.exploring import Found, many, one
@@ -166,16 +166,10 @@ def test_each_structure_used_by_two_threads_takes_part():
     assert alone <= AT_STARTS, dict(found)
 
 
-def seeds_for(name: str) -> list[int]:
-    """Return the seeds to search for a mistake, in order."""
-    first = [QUICK_SEEDS[name]] if name in QUICK_SEEDS and settings.get_current_profile_name() == "house" else []
-    return [*first, *range(BUDGET)]
-
-
 @pytest.mark.parametrize(("name", "planted", "how"), PLANTED, ids=[name for name, _, _ in PLANTED])
 def test_exploring_finds_a_planted_mistake(name, planted, how):
     with planted():
-        found = many(seeds_for(name), steps=24, **how)
+        found = many(seeds_for(name, QUICK_SEEDS, range(BUDGET)), steps=24, **how)
     assert found.error is not None, f"{name}: not found in {BUDGET} schedules"
 
 

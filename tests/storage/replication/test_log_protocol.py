@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.replication import answers, protocol
@@ -25,7 +25,7 @@ from storage.replication.notices import (
     log_name,
 )
 from storage.replication.segment import ASYNC, Commit, DamagedLog, Segment, digest, encode_segment
-from tests.planted import planted
+from tests.planted import planted, seeds_for
 from tests.storage.replication.log_simulation import World
 
 if TYPE_CHECKING:
@@ -250,8 +250,7 @@ def test_counted_commits_stay_in_many_more_simulated_runs():
 
 def shows(name: str, module: ModuleType, of_answers: ModuleType = answers) -> bool:
     """True if a simulated run is wrong because of a mistake: without it, the same run is not."""
-    first = [QUICK_SEEDS[name]] if name in QUICK_SEEDS and settings.get_current_profile_name() == "house" else []
-    worlds = [*first, *range(WORLDS_OF_MISTAKES)]
+    worlds = seeds_for(name, QUICK_SEEDS, range(WORLDS_OF_MISTAKES))
     return any(World(module, seed, of_answers).run() and not World(protocol, seed).run() for seed in worlds)
 
 
