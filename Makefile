@@ -36,6 +36,7 @@ static:
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
+	.venv/bin/mypy --config-file tests/mypy.ini tests
 	.venv/bin/mypy $(wildcard examples/*.py)
 	.venv/bin/lint-imports --no-cache
 

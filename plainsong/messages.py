@@ -436,10 +436,6 @@ class Page(Sequence["Message[V]"], Generic[V]):
         return f"<Page of {len(self.messages)} messages, then {self.end}>"
 
 
-#: The kinds of events of the service.
-EventKind: TypeAlias = Literal["topics", "transactions", "attention", "cluster"]
-
-
 class ServiceEvent(NamedTuple):
     """The current state of one kind, as ``client.events`` yields it."""
 

@@ -81,8 +81,12 @@ class Json(JsonCodec):
 
     def decode_receipt(self, body: bytes) -> Receipt:
         found = json.loads(body)
+        first_id, last_id = (
+            None if found[each] is None else bytes.fromhex(found[each]) for each in ("firstId", "lastId")
+        )
         return Receipt(
-            *(None if found[each] is None else bytes.fromhex(found[each]) for each in ("firstId", "lastId")),
+            first_id,
+            last_id,
             found["generation"],
             found["duplicate"],
             found["deduplicated"],

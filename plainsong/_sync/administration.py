@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from plainsong._sync.events import Events
     from plainsong._sync.retry import Channel
     from plainsong.chains import ChainHead, ChainReport
-    from plainsong.messages import EventKind, Seen, TopicOptions
+    from plainsong.messages import Seen, TopicOptions
     from plainsong.positions import Start
     from plainsong.protocol.answers.messages import ReaderRow
-    from plainsong.protocol.answers.service import FindingRow
+    from plainsong.protocol.answers.service import EventKind, FindingRow
     from plainsong.protocol.answers.topics import (
         ChangeReport,
         DeletedTopic,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from plainsong.cli.connection import Where
-    from plainsong.messages import EventKind
+    from plainsong.protocol.answers.service import EventKind
 
 #: The maximum number of open transactions that one event names.
 MAX_OPEN = 100

@@ -175,7 +175,7 @@ def test_changing_a_topic_requires_a_verb_that_reading_does_not_grant():
 
 def test_no_route_can_be_declared_without_its_verb():
     with pytest.raises(TypeError, match="verb"):
-        Route("x", "GET", "/x", object, None, tag="x", doc="X.")
+        Route("x", "GET", "/x", object, None, tag="x", doc="X.")  # type: ignore[call-arg]
     with pytest.raises(AssertionError):
         Route("x", "GET", "/x", object, None, verb=None, on="service", tag="x", doc="X.")
 

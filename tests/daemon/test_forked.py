@@ -78,8 +78,9 @@ def test_a_forked_daemon_that_cannot_start_ends_with_the_code_and_the_words_of_t
 
 
 @pytest.mark.parametrize("options", [{"environ": {"LC_TIME": "C"}}, {"wrapper": ["env"]}, {"forked": False}])
-def test_tests_that_depend_on_the_start_of_a_process_run_in_a_process_of_their_own(daemon, options):
-    running = daemon(**options)
+def test_tests_that_depend_on_the_start_of_a_process_run_in_a_process_of_their_own(daemon, tmp_path, options):
+    assert is_forked(daemon(data_dir=tmp_path / "forked"))
+    running = daemon(data_dir=tmp_path / "alone", **options)
     assert not is_forked(running)
     assert str(PLAINSONG).encode() in cmdline(running)
 

@@ -79,8 +79,8 @@ def test_the_example_can_be_read_by_the_code():
     assert [each[2:] for each in payload_keys] == [(POINTER, CLOCK_MS + 5, 0), (POINTER, CLOCK_MS + 6, 0)]
     ((_, value),) = documented("batch")
     row = decode_row(value)
-    positions = [key[-10:] for key, _ in documented("kept")]
-    assert Stored.of(row) == Stored(1, 3, *positions, frozenset((0,)), POINTER)
+    first, last = (key[-10:] for key, _ in documented("kept"))
+    assert Stored.of(row) == Stored(1, 3, first, last, frozenset((0,)), POINTER)
     assert (row.pointer, Stamp.of(row)) == (None, Stamp("job", 0, range(3, 4), 1))
 
 

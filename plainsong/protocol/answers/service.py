@@ -1,11 +1,12 @@
 """Answers for operators: health, findings, the cluster, backups, definitions, the scrub and the second copy."""
 
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict, get_args
 
 from plainsong.protocol.answers.fields import Component, Count, Json, Milliseconds, Next, Positive, component
 
 #: The kinds of events of ``GET /v1/events``.
-EVENT_KINDS = ("topics", "transactions", "attention", "cluster")
+EventKind: TypeAlias = Literal["topics", "transactions", "attention", "cluster"]
+EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 
 # --- health ----------------------------------------------------------------------------------------
 
