@@ -59,8 +59,6 @@ MAX_NAMED = 5
 KEEP_EVERY_S = 60.0
 #: A round older than this number of intervals is not continued: its first reads are too long ago.
 MAX_INTERVALS = 4
-#: On a shared store, the owner of this name scrubs the rows that belong to no topic.
-_NO_TOPIC = SERVICE_NAME
 _FIRST, _LAST = b"", b"\xff" * 8
 _SHOWN_TABLES: dict[Table, Literal["metadata", "message", "payload"]] = {
     Table.METADATA: "metadata",
@@ -250,7 +248,7 @@ class Scrub:
         names, unnamed = await self._topics()
         await self._read_topics(names)
         self._reached = _EVERYWHERE
-        if self._is_mine(_NO_TOPIC):
+        if self._is_mine(SERVICE_NAME):  # on a shared store, its owner scrubs the rows that belong to no topic
             self._take_back({each.name for each in self._found}.difference(names))
             for start, stop in unnamed:
                 await self._rows_of(start, stop, None)
@@ -275,7 +273,7 @@ class Scrub:
         report.started_ms, report.rows, report.bytes, report.more = self._clock.now_ms(), 0, 0, 0
         report.unread = {}
         self._found, self._before, self._reached = [], report.findings, b""
-        if self._is_mine(_NO_TOPIC):
+        if self._is_mine(SERVICE_NAME):
             await self._range(Table.METADATA, _FIRST, _LAST, None)
 
     async def _read_topics(self, names: Sequence[TopicName]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from broker.api.operations.replication import NOT_RENEWED, not_leased
 from broker.http.handlers import RequestCancelled
-from broker.http.messages import Answer, BodyPieces
+from broker.http.messages import Answer, BodyPieces, PassedStream
 from broker.http.route import Endpoint
 from broker.thrift import failure
 from plainsong.protocol.errors import OutcomeUnknown
@@ -15,7 +15,7 @@ from plainsong.protocol.tephra.rpc import RefusedCall, decode_call, encode_failu
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from actors.lease import LeaseKeeper
     from broker.http.budgets import Reservation
@@ -75,26 +75,18 @@ def _give_change(lease: LeaseKeeper, answered: Answered, outcome: Answer | Excep
         answered(OutcomeUnknown(NOT_RENEWED, hint="ask the primary, which may have changed"))
 
 
-class _LeasedBody:
+class _LeasedBody(PassedStream):
     """A body that is produced while it is sent, and breaks off, as after an error, once the lease is over."""
 
     def __init__(self, body: BodyStream, lease: LeaseKeeper) -> None:
-        self._body = body
-        self._pieces = aiter(body)
+        super().__init__(body)
         self._lease = lease
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
 
     async def __anext__(self) -> bytes:
         piece = await anext(self._pieces)
         if not self._lease.is_current:
             raise not_leased()
         return piece
-
-    async def aclose(self) -> None:
-        """See ``BodyStream.aclose``."""
-        await self._body.aclose()
 
 
 def begins_while_leased(begin: Begin, lease: LeaseKeeper) -> Begin:

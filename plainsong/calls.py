@@ -201,12 +201,6 @@ def set_properties(
     return Call(Request("PUT", path, headers, as_json(properties)), effect_of, "harmless")
 
 
-def is_changed(current: Mapping[str, str], given: Mapping[str, Any]) -> bool:
-    """True if setting ``given`` would change anything."""
-    kept = {name: value for name, value in current.items() if name in _PROPERTIES.values()}
-    return kept != {name: str(value) for name, value in given.items()}
-
-
 def describe_topic(namespace: str, topic: str) -> Call[dict[str, str]]:
     """``GET /{t}``."""
     return Call(Request("GET", topic_path(namespace, topic)), _properties)
@@ -284,17 +278,17 @@ def dry_run(call: Call[Any]) -> Call[ChangeReport]:
 
 
 def object_of(answer: Answer) -> Any:
-    """The body, which is an object, as the type of the call. Raises ValueError, TypeError."""
+    """Return the body, an object, typed as the call's answer. Raises ValueError, TypeError."""
     return dict(json_of(answer))
 
 
 def list_of(read: Callable[[Any], Any]) -> Callable[[Answer], Any]:
-    """Return a function that reads a body which is a list, each entry by ``read``, as the type of the call."""
+    """Return a function that reads a body which is a list, each entry by ``read``, typed as the call's answer."""
     return lambda answer: [read(each) for each in json_of(answer)]
 
 
 def effect_of(answer: Answer) -> Any:
-    """The effects of a change, as the type of the call; empty for a daemon that does not report them yet."""
+    """Return the effects of a change, typed as the call's answer; empty if the daemon, of 0.1, does not report them."""
     return object_of(answer) if answer.body else {}
 
 

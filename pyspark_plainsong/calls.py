@@ -281,8 +281,8 @@ class Calls:
             "generation": generation,
         }
         answer = self._publish(topic, asked, repeatable=repeatable)
-        if "generation" not in answer.json():
-            raise refused(self.wire.urls[0], 200, answer.headers, answer.body)
+        if not _is_receipt(answer):
+            raise refused(self.wire.url, 200, answer.headers, answer.body)
 
     def publish_under(
         self, topic: str, *, pointer: int, segments: Sequence[str], generation: int | None = None
@@ -334,6 +334,13 @@ class Calls:
 
 def _json(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _is_receipt(answer: Answer) -> bool:
+    try:
+        return "generation" in answer.json()
+    except (ValueError, TypeError):
+        return False
 
 
 def _position(position: bytes | int | None) -> str | int | None:

@@ -195,7 +195,7 @@ class Wire:
             except (OSError, HTTPException) as error:
                 happened |= sent
                 last = unreachable(
-                    self._url,
+                    self.url,
                     _why(error),
                     attempts=attempt + 1,
                     seconds=time.monotonic() - begun_s,
@@ -218,7 +218,8 @@ class Wire:
     # --- one attempt ---------------------------------------------------------------------------
 
     @property
-    def _url(self) -> str:
+    def url(self) -> str:
+        """The URL of the daemon that requests go to, until it does not answer."""
         return self.urls[self._at % len(self.urls)]
 
     def _connected(self) -> HTTPConnection:
@@ -227,7 +228,7 @@ class Wire:
             if self._owner == os.getpid() and time.monotonic() - self._used_s < MAX_IDLE_S:
                 return self._connection
             self.close()
-        parts = urlsplit(self._url)
+        parts = urlsplit(self.url)
         self._headers = {}
         if self.token_file is not None:
             self._headers["Authorization"] = f"Bearer {_token(self.token_file)}"
@@ -253,7 +254,7 @@ class Wire:
         headers: dict[str, str],
         statuses: tuple[int, ...],
     ) -> Answer:
-        base = urlsplit(self._url).path.rstrip("/")
+        base = urlsplit(self.url).path.rstrip("/")
         connection.request(method, base + path, body, {**headers, **self._headers})
         answer: HTTPResponse = connection.getresponse()
         content = answer.read()
@@ -262,7 +263,7 @@ class Wire:
             self.close()
         found = {name.lower(): value for name, value in answer.getheaders()}
         if answer.status not in statuses:
-            raise refused(self._url, answer.status, found, content)
+            raise refused(self.url, answer.status, found, content)
         return Answer(found, content)
 
     def _pause(self, attempt: int, last: BrokerError) -> None:

@@ -494,7 +494,7 @@ def _answers(client: str) -> Iterator[str]:
         for name, field in get_type_hints(shape, include_extras=True).items():
             marks = [*_descriptions(field)]
             about = [*([] if name in shape.__required_keys__ else ["may be absent"]), *marks[-1:]]
-            yield f"| `{name}` | `{_shape(field, inner)}` | {'; '.join(about)} |".replace(" | None`", " \\| None`")
+            yield f"| `{name}` | {_type(_shape(field, inner))} | {'; '.join(about)} |"
         yield ""
         waiting = inner + waiting
 

@@ -56,7 +56,7 @@ class StorageConfig:
     block_cache_bytes: int = size(
         8 * MIB,
         "LevelDB's block cache, filled by point reads but not by scans.",
-        small="loading topics reads the same blocks from disk again",
+        small="loading topics may read the same blocks from disk again",
         large="memory that would be better spent on cache.max_bytes",
         low=0,
         high=64 * GIB,

@@ -15,7 +15,7 @@ import trio
 
 from broker.command.failures import leaves
 from broker.command.options import load_settings, refuse_strangers, setting_options
-from broker.freed_memory import keep_freed_memory
+from broker.freed_memory import bound_freed_memory
 from broker.front import FrontEndFailed
 from broker.http.sockets import BindFailed
 from broker.logs import Logs, setup_logs
@@ -69,7 +69,7 @@ def serve(
     refuse_strangers(config)
     if testing is not None:
         check_testing(config)
-    keep_freed_memory()
+    bound_freed_memory()
     try:
         logs = setup_logs(config.log, sys.stdout)
     except RuntimeError as error:

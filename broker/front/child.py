@@ -18,7 +18,7 @@ import trio
 
 from broker.api.waiting import metered, reauthorized
 from broker.config.config import config_of
-from broker.freed_memory import keep_freed_memory
+from broker.freed_memory import bound_freed_memory
 from broker.front.forward import FrontForwarding
 from broker.garbage import Reclaim, freeze_loaded, short_collections
 from broker.http import sockets
@@ -232,7 +232,7 @@ def _put(guard: Guard, tables: dict[str, bytes]) -> None:
 def run_front_end(name: str, numbers: list[int]) -> None:
     """Run the process on inherited descriptors: its link, its handover socket, its listeners."""
     process.set(name)
-    keep_freed_memory()
+    bound_freed_memory()
     # The owning process forwards SIGHUP, which would end this process. A handler is set later, if there are files to
     # reload.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Requests and answers up to this size are never refused for lack of room: a connection costs as much anyway.
 FREE_BYTES = 4 << 10
-#: Only bodies up to this size may use the last part of the budget; bodies without messages are no larger.
+#: Only bodies up to this size may use the last part of the budget; by default a body without messages is no larger.
 SMALL_BODY_BYTES = 64 << 10
 #: The last part is 1/LAST_PART of a budget.
 LAST_PART = 8

@@ -14,7 +14,8 @@ from broker.http.handlers import RequestCancelled
 from broker.http.messages import Answer, only_plain, status_of
 from broker.logs import AccessLog
 from plainsong.protocol.errors import InvalidName
-from plainsong.protocol.names import TopicName, topic_name
+from plainsong.protocol.names import topic_name
+from storage.base import NAMESPACES_NAME, SERVICE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from broker.http.handlers import RequestTasks
     from broker.http.messages import Answered, Handler, Request
     from broker.security.identity import On, Verb
+    from plainsong.protocol.names import TopicName
 
 S = TypeVar("S")
 JSON_TYPE = "application/json"
@@ -30,10 +32,6 @@ JSON_TYPE = "application/json"
 #: transaction service, of the invalid list (which has an owner even where Tephra decides), or of the properties of
 #: namespaces.
 Owner: TypeAlias = Literal["topic", "topics", "transactions", "invalid_list", "namespaces"]
-#: Names that determine the owners of the transaction service and of namespace properties: no topic has an empty
-#: namespace.
-TRANSACTIONS = TopicName("", "transactions")
-NAMESPACES = TopicName("", "namespaces")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +161,8 @@ def owned_name(owner: Owner | None, path: Mapping[str, str]) -> TopicName | None
         except InvalidName:
             return None
     if owner in ("transactions", "invalid_list"):
-        return TRANSACTIONS
-    return NAMESPACES if owner == "namespaces" else None
+        return SERVICE_NAME
+    return NAMESPACES_NAME if owner == "namespaces" else None
 
 
 # --- accounting ------------------------------------------------------------------------------------

@@ -116,23 +116,21 @@ class AsyncAdministration:
         Concurrent changes of different properties are all kept.
 
         Returns:
-          the daemon's report: ``before``, ``after``, and in ``effect`` what the change ``hides``; empty if there was
-          nothing to change.
+          the daemon's report: ``before``, ``after``, and in ``effect`` what the change ``hides``.
         Raises:
           TopicNotFound, InvalidProperty. PreconditionFailed: other clients kept changing it.
         """
         changes = calls.checked_properties(properties)
-        for tries in range(CHANGE_TRIES):
+        tries = 0
+        while True:
+            tries += 1
             current, etag = await self._channel.call(calls.describe_topic_state(self.namespace, topic))
             given = calls.changed_properties(current, changes)
-            if tries and not calls.is_changed(current, given):
-                break  # its answer was lost, and the second attempt found the effect of the first
             try:
                 return await self._channel.call(calls.set_properties(self.namespace, topic, given, etag))
             except PreconditionFailed:
-                if tries == CHANGE_TRIES - 1:
+                if tries == CHANGE_TRIES:
                     raise
-        return {}  # type: ignore[typeddict-item]
 
     async def replace_properties(self, topic: str, **properties: Unpack[TopicOptions]) -> ChangeReport:
         """Replaces all properties; those not given return to their defaults.

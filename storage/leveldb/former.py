@@ -1,4 +1,4 @@
-"""What directories of earlier builds still need after their upgrade (``storage.leveldb.upgrade``).
+"""Support for directories of earlier builds after their upgrade (``storage.leveldb.upgrade``).
 
 The database of version 0.1 has become the first volume. It may be of any size, so it is not rewritten: its dead rows
 are removed in place, as that version did, except payloads, which stay until the whole database is dead. And a build

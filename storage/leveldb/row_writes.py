@@ -90,7 +90,8 @@ class RowWrites:
     def remove(self, table: Table, key: bytes, *, if_readable: bool = False) -> None:
         """Remove a row if there is one, and subtract its size from the volume's live bytes.
 
-        If the size cannot be read, or the row is written by the same batch, the volume has to be counted.
+        If the database has no such row yet, because the same batch writes it, or if its size cannot be read, the volume
+        has to be counted.
 
         Args:
           if_readable: leave a row in a damaged pack, none of whose rows can be read or kept.

@@ -87,7 +87,7 @@ def tidy(keeper: Keeper, options: LevelDBOptions) -> Generator[float | SetChange
         yield seal
         yield 0.0
         is_dead = seal.error is None and (yield from _is_readable_and_dead(keeper, newest))
-        # Checked again: commits may have added to its journal before it was sealed.
+        # Check again, because commits may have added to its journal before it was sealed.
         if is_dead and _may_be_removed(keeper, newest):
             yield from _drop(keeper, newest)
             removed += 1

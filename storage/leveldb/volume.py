@@ -386,8 +386,8 @@ class Volume:
           metadata: the folder of the metadata's database.
           check: check that the logs have not changed since.
         Returns:
-          The lengths of the logs when the file was written; None if it is missing or damaged, or lacks a field because a
-          build between 0.1 and 0.2 wrote it.
+          The lengths of the logs when the file was written; None if it is missing or damaged, or if a build between 0.1
+          and 0.2 wrote it without the logs or with fewer values for each extent.
         Raises:
           StoreDamaged: a log has changed: commits are missing.
           OSError: a log cannot be read.

@@ -1,4 +1,4 @@
-"""Each switch of ``bench.rent`` still switches a mechanism off."""
+"""Each switch of ``bench.rent`` changes names that the code still has. Whether that switches anything off, its figures show."""
 
 from __future__ import annotations
 

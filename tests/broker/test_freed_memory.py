@@ -15,8 +15,8 @@ from tests.patience import PATIENCE_S
 #: mapped.
 PAGES = """
 import resource
-from broker.freed_memory import keep_freed_memory
-print(keep_freed_memory())
+from broker.freed_memory import bound_freed_memory
+print(bound_freed_memory())
 def page():
     parts = [bytes([n]) * 60_000 for n in range(20)]
     return len(b"".join(parts))
@@ -29,8 +29,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 #: Frees more memory than is kept, and prints how much of it the process still holds.
 BOUNDED = """
-from broker.freed_memory import KEPT_BYTES, MAPPED_BYTES, keep_freed_memory
-keep_freed_memory()
+from broker.freed_memory import KEPT_BYTES, MAPPED_BYTES, bound_freed_memory
+bound_freed_memory()
 def own_bytes():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon"))

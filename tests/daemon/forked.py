@@ -47,7 +47,7 @@ IMPORTED_FOR = {
     **dict.fromkeys(("replication.to=", "replica", "s3:"), "storage.replication.object_store"),
     "doctor": "plainsong.cli.doctor",
 }
-#: What the names of variables that no module reads when it is imported begin with. pyspark sets some of its own.
+#: Prefixes of variables that no module reads at import. pyspark sets some of its own.
 READ_LATER = ("PLAINSONG_", "PYTEST_", "AWS_", "SPARK_", "PYSPARK_", "XDG_CONFIG_HOME", "PYTHONWARNINGS")
 #: Size limit of a request, which has arguments and an environment.
 MOST_BYTES = 1 << 17

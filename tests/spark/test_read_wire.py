@@ -165,6 +165,17 @@ def test_another_server_at_the_url_is_distinguished_from_a_daemon(wire):
     assert "nothing here" in str(caught.value)
 
 
+@pytest.mark.parametrize("body", [b"<html>", b"1", b"{}", b"[]"])
+def test_a_staged_publish_that_another_server_answers_has_not_succeeded(wire, body):
+    with Server((200, body)) as other:
+        calls = Calls(wire(dead_url(), other.url), "n")
+        with pytest.raises(
+            BrokerError, match=f"{other.url} answered 200, but not as a Plainsong daemon does"
+        ) as caught:
+            calls.publish_staged("t", producer="p", sequence_id=1, segments=["s"])
+    assert (caught.value.code, caught.value.outcome) == ("unexpected_answer", "unknown")
+
+
 def test_a_connection_that_was_idle_for_long_is_not_used_again(wire, monkeypatch):
     with Server((200, b"ok")) as server:
         asked = wire(server.url)

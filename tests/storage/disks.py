@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from plainsong.protocol.effects import Put, Table
 from plainsong.protocol.names import TopicName
 from storage.base import Store
 from storage.leveldb.engine.torn_end import SECTOR_BYTES
+from tests.patience import PATIENCE_S
 
 NAME = TopicName("ns", "topic")
 
@@ -85,7 +87,8 @@ async def write_commits(store: Store, count: int, *, rows: int = 10, value: byte
 
 def copied_at_once(source: Path, copy: Path) -> Path:
     """Copy a directory at a moment without changes; LevelDB merges tables at any time."""
-    while True:
+    until_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until_s:
         before = _files(source)
         try:
             shutil.copytree(source, copy)
@@ -94,6 +97,7 @@ def copied_at_once(source: Path, copy: Path) -> Path:
         if before and _files(source) == before:
             return copy
         shutil.rmtree(copy, ignore_errors=True)
+    raise AssertionError(f"{source} kept changing for {PATIENCE_S:.0f} s")
 
 
 def _files(directory: Path) -> dict[str, tuple[int, int]]:

@@ -156,7 +156,7 @@ class Publishing:
         of_producer: bool = False,
         repeats: bool = True,
     ) -> None:
-        """Ask a topic to publish or store a checked request. All messages enter through this method.
+        """Ask a topic to publish or store a checked request. All messages of clients enter through this method.
 
         Args:
           settled: receives the topic's answer or error. It is OutcomeUnknown for a producer that got no answer in time,

@@ -11,13 +11,13 @@ import trio
 from broker.api.answers import json_answer
 from broker.api.change import change_answer
 from broker.http.messages import flag
-from broker.http.route import TRANSACTIONS
 from broker.link.flow import LinkBroken, Reply
 from plainsong.protocol.answers.service import DrainedInstance, PinnedTopic
 from plainsong.protocol.cluster import Member, Placement
 from plainsong.protocol.codec import json_values as values
 from plainsong.protocol.errors import Conflict, InvalidParameter, NotFound, PlainsongError, nearest
 from plainsong.protocol.names import instance_name, topic_name
+from storage.base import SERVICE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +56,7 @@ class ClusterRoutes:
         """Return instances, drains, pins, and the owner of ``?topic=``. Raises InvalidParameter, InvalidName."""
         about = request.parameters("topic").get("topic")
         ownership = self.ownership
-        transactions = ownership.owner(TRANSACTIONS)
+        transactions = ownership.owner(SERVICE_NAME)
         found: ClusterView = {
             "instance": ownership.me.name,
             "address": ownership.me.address,
