@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from inspect import getattr_static, iscoroutine, isfunction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -45,11 +45,17 @@ def close_portal() -> None:
     _portals.clear()
 
 
-def Client(*arguments: Any, **options: Any) -> Any:  # noqa: N802 - it replaces the class
+def _client(*arguments: Any, **options: Any) -> Any:
     """Create a client of the kind that the running test covers."""
     if kind().name == "sync":
         return plainsong.Client(*arguments, **options)
     return Adapter(AsyncClient(*arguments, **options))
+
+
+if TYPE_CHECKING:
+    from plainsong import Client
+else:
+    Client = _client
 
 
 def only_threads(why: str) -> None:

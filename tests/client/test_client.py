@@ -75,9 +75,9 @@ def test_wrong_names_and_properties_are_refused(client: Client):
     with pytest.raises(InvalidName):
         client.create_topic("no spaces")
     with pytest.raises(TypeError, match="'ttll'; did you mean 'ttl_s'"):
-        client.create_topic("x", ttll=5)
+        client.create_topic("x", ttll=5)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="'ttl'; did you mean 'ttl_s'"):
-        client.admin.set_properties("x", ttl=5)
+        client.admin.set_properties("x", ttl=5)  # type: ignore[call-arg]
     with pytest.raises(InvalidProperty):
         client.create_topic("x", ttl_s=0)
 

@@ -10,13 +10,13 @@ import trio
 
 from broker.api.messages.poll_many import Since
 from broker.cluster.forward import _RoutedTopics
-from broker.http.route import TRANSACTIONS
 from broker.security.grants import parse_grants
 from broker.security.identity import Identity
 from plainsong.cli.cluster import security_differences
 from plainsong.protocol.errors import Forbidden, Unauthenticated
 from plainsong.protocol.ids import FIRST_BOUND
 from plainsong.protocol.names import TopicName
+from storage.base import SERVICE_NAME
 from tests.broker.cluster.in_process import TOPICS, cluster
 from tests.security.named import GRANTS, Files
 from tests.waiting import until
@@ -78,7 +78,7 @@ async def test_an_owner_gives_no_page_and_no_span_to_a_name_that_it_does_not_kno
 async def test_no_other_name_rolls_back_a_transaction_at_an_owner_that_does_not_have_the_service(tmp_path):
     files = Files(tmp_path)
     async with cluster("a", "b", **files.settings, transactions__service="embedded") as nodes:
-        nodes.move(TRANSACTIONS, "a")
+        nodes.move(SERVICE_NAME, "a")
         nodes.move(THERE, "b")
         await until(lambda: nodes["a"].is_deciding and nodes["b"].is_deciding)
 

@@ -12,9 +12,9 @@ from actors.pointers import PointerIndex
 from broker.config.config import config_of
 from broker.http.budgets import BodyBudget
 from broker.http.reactor import open_reactor
-from broker.http.route import TRANSACTIONS
 from broker.thrift import TephraMethods, serve_thrift
 from plainsong.protocol.transactions.ledger import TransactionSettings
+from storage.base import SERVICE_NAME
 from storage.memory import MemoryStore
 from tests.asked_service import AskedService
 from tests.broker.cluster.in_process import TOPICS, cluster
@@ -61,7 +61,7 @@ async def harness(nursery, monkeypatch):
     settings = {"service": "tephra", "tephra": address, "tephra_refresh_s": 0.05, "max_lifetime_s": 0}
     given = {f"transactions__{name}": value for name, value in settings.items()}
     async with cluster("a", "b", "c", **given, retention__interval_s=1) as nodes:
-        nodes.move(TRANSACTIONS, "a")
+        nodes.move(SERVICE_NAME, "a")
         for name in "abc":
             nodes.move(f"ns:at_{name}", name)
             await nodes[name].create(f"at_{name}")

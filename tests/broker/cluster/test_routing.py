@@ -12,8 +12,9 @@ from broker.api.routes import ROUTES
 from broker.cluster.forward import Forwarding
 from broker.http.handlers import RequestTasks
 from broker.http.heads import HotRoutes
-from broker.http.route import NAMESPACES, TRANSACTIONS, Endpoint, owned_name
+from broker.http.route import Endpoint, owned_name
 from plainsong.protocol.names import TopicName
+from storage.base import NAMESPACES_NAME, SERVICE_NAME
 
 ANYWHERE = {
     *("list_topics", "list_namespaces", "get_namespace", "stream", "list_all_topics", "get_attention", "get_events"),
@@ -64,9 +65,9 @@ def test_an_invalid_name_is_refused_by_any_instance():
 
 
 def test_services_have_names_that_no_topic_can_have():
-    assert owned_name("transactions", {}) == owned_name("invalid_list", {}) == TRANSACTIONS
-    assert owned_name("namespaces", {"namespace": "ns"}) == NAMESPACES
-    assert TRANSACTIONS.namespace == NAMESPACES.namespace == ""
+    assert owned_name("transactions", {}) == owned_name("invalid_list", {}) == SERVICE_NAME
+    assert owned_name("namespaces", {"namespace": "ns"}) == NAMESPACES_NAME
+    assert SERVICE_NAME.namespace == NAMESPACES_NAME.namespace == ""
 
 
 def test_only_reads_are_repeated_after_an_unknown_outcome():

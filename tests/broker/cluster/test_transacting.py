@@ -11,10 +11,10 @@ import trio.testing
 import actors.replica
 import broker.cluster.owners
 from broker.cluster.transactions import RoutedTephraMethods
-from broker.http.route import NAMESPACES, TRANSACTIONS
 from plainsong.protocol import requests
 from plainsong.protocol.names import TopicName
 from plainsong.protocol.tephra.rpc import ApplicationError, decode_reply, encode_call
+from storage.base import NAMESPACES_NAME, SERVICE_NAME
 from tests.broker.cluster.in_process import TOPICS, cluster
 from tests.daemon.harness import PLAINSONG, clean_environ
 from tests.patience import PATIENCE_S
@@ -36,8 +36,8 @@ LONG = {
 async def nodes(request):
     """Instance a owns the service; b and c own one topic each."""
     async with cluster("a", "b", "c", transactions__service="embedded", **request.param) as running:
-        running.move(TRANSACTIONS, "a")
-        running.move(NAMESPACES, "a")
+        running.move(SERVICE_NAME, "a")
+        running.move(NAMESPACES_NAME, "a")
         running.move("ns:t", "b")
         running.move("ns:u", "c")
         await running["a"].create("t")
@@ -138,7 +138,7 @@ async def test_nothing_is_written_after_a_commit_or_an_abort(nodes):
 async def test_transactions_continue_at_the_next_owner_of_the_service(nodes):
     pointer = await begin(nodes["b"])
     await publish_under(nodes["b"], "t", pointer, "one")
-    nodes.move(TRANSACTIONS, "c")
+    nodes.move(SERVICE_NAME, "c")
     await until(
         lambda: nodes["c"].service.authority.embedded is not None and nodes["a"].service.authority.embedded is None
     )
@@ -152,7 +152,7 @@ async def test_transactions_continue_at_the_next_owner_of_the_service(nodes):
 
 async def test_requests_to_the_next_owner_are_answered_while_it_loads_the_service(nodes):
     nodes["b"].store.reachable = trio.Event()
-    nodes.move(TRANSACTIONS, "b")
+    nodes.move(SERVICE_NAME, "b")
     begun = []
 
     async def begins(node):
@@ -194,7 +194,7 @@ async def test_requests_wait_for_the_service_while_it_moves(nodes):
     pointer, other = await begin(nodes["b"]), await begin(nodes["b"])
     await publish_under(nodes["b"], "t", pointer, "one")
     nodes["c"].store.reachable = trio.Event()
-    nodes.move(TRANSACTIONS, "c")
+    nodes.move(SERVICE_NAME, "c")
     await until(lambda: nodes["a"].service.authority.embedded is None)
     polled = []
 
@@ -225,7 +225,7 @@ async def test_a_commit_whose_service_moves_while_topics_close_is_made_at_the_ne
         async with trio.open_nursery() as nursery:
             nursery.start_soon(decided, nodes["b"], pointer, "commit", "committed")
             await until(lambda: held)
-            nodes.move(TRANSACTIONS, "c")
+            nodes.move(SERVICE_NAME, "c")
             await until(lambda: nodes["c"].service.authority.embedded is not None)
             monkeypatch.setattr(directory, "put", put)
             for asked in held:
@@ -248,7 +248,7 @@ async def test_without_the_service_plain_requests_are_served_and_transactional_o
         patch.setattr(actors.replica, "PATIENCE_S", 0.2)
         await publish_under(nodes["b"], "t", pointer, "one", **refused)
         assert await committed(nodes["c"], "t") == ["plain"]
-    nodes.move(TRANSACTIONS, "b")
+    nodes.move(SERVICE_NAME, "b")
     await until(lambda: nodes["b"].service.authority.embedded is not None)
     await publish_under(nodes["c"], "t", pointer, "one")
     await commit(nodes["c"], pointer)
@@ -301,7 +301,7 @@ async def test_tephras_clients_are_answered_at_any_instance(nodes):
 
 async def test_tephra_clients_get_an_error_when_the_service_cannot_be_reached(nodes, monkeypatch):
     monkeypatch.setattr(broker.cluster.owners, "PATIENCE_S", 0.1)
-    nodes.move(TRANSACTIONS, None)
+    nodes.move(SERVICE_NAME, None)
     await until(lambda: nodes["a"].service.authority.embedded is None)
     answer = await RoutedTephraMethods(nodes["b"].service.authority, nodes["b"].cluster.owners).answer(
         encode_call("startShort", 1)
