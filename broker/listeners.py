@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from broker.api.operations.replication import not_leased
 from broker.cluster.transactions import RoutedTephraMethods
 from broker.front.parent import Answering, serve_front_ends
 from broker.http.budgets import BodyBudget
@@ -30,12 +31,14 @@ async def serve(
     stop: trio.Event,
     certificates: Certificates | None = None,
     reloads: Reloads | None = None,
+    lease: LeaseKeeper | None = None,
     *,
     task_status: trio.TaskStatus[list[str]],
 ) -> None:
     """Serve HTTP and links from other instances until ``stop`` is set. Raises OSError.
 
     Args:
+      lease: publishes of front ends are accepted only while it is valid, as ``while_leased`` does; None: always.
       task_status: started with the addresses, once connections are accepted.
     """
     config = daemon.config
@@ -50,6 +53,7 @@ async def serve(
             budget,
             daemon.security,
             daemon.descriptors,
+            lambda: None if lease is None or lease.is_current else not_leased(),
         )
         await serve_front_ends(
             config,

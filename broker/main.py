@@ -260,8 +260,9 @@ async def _run(
                 add_tls_gauges(metrics, certificates)
                 daemon.attention.sources.append(partial(certificate_findings, certificates))
             async with trio.open_nursery() as listeners:
-                addresses = await listeners.start(partial(serve, daemon, budget, reactor, stop, certificates, reloads))
                 lease = None if copy is None else copy.lease
+                serving = partial(serve, daemon, budget, reactor, stop, certificates, reloads, lease)
+                addresses = await listeners.start(serving)
                 thrift = await start_thrift(daemon, reactor, stop, listeners, certificates, lease)
                 if membership is not None:
                     address = config.cluster.advertise or next(each for each in addresses if not each.startswith(UNIX))

@@ -334,6 +334,7 @@ class Answering:
       endpoints, begin: as for a listener of this process, counted and forwarded.
       budget: limits the memory of all clients' streams.
       descriptors: records that a front end refused connections for lack of file descriptors.
+      refusal: returns the error with which publishes are refused now, which do not pass through ``endpoints``.
     """
 
     def __init__(
@@ -346,8 +347,10 @@ class Answering:
         budget: BodyBudget,
         security: Security | None = None,
         descriptors: Descriptors | None = None,
+        refusal: Callable[[], PlainsongError | None] = lambda: None,
     ) -> None:
         self.security = security
+        self._refusal = refusal
         self._descriptors = descriptors or Descriptors()
         self._guard = OPEN if security is None else security.guard
         self._endpoints = {endpoint.route.name: endpoint for endpoint in endpoints}
@@ -359,8 +362,8 @@ class Answering:
         self._budget = budget
         self._kinds: dict[str, CallHandler] = {
             "request": self._request,
-            "publish": self._publish,
-            "publish_packed": self._publish_packed,
+            "publish": partial(self._unless_refused, self._publish),
+            "publish_packed": partial(self._unless_refused, self._publish_packed),
             "stream": in_task(self._stream),
             "tables": in_task(self._changed_tables),
         }
@@ -437,6 +440,14 @@ class Answering:
         self._accounting.requested(route, status, seconds)
 
     # --- publishes that a front end has read and checked -----------------------------------------
+
+    def _unless_refused(self, publish: CallHandler, call: Call, reply: PendingReply) -> None:
+        refusal = self._refusal()
+        if refusal is None:
+            publish(call, reply)
+        else:
+            reply(refusal)
+            self._accounting.requested("publish", status_of(refusal), 0.0)
 
     def _publish(self, call: Call, reply: PendingReply) -> None:
         namespace, topic, messages, size, request_id = call.value

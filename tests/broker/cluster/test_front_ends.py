@@ -1,21 +1,25 @@
-"""Streams through an instance's front end name the owner, and get the same errors as streams without a front end."""
+"""Streams and publishes through an instance's front end get the same answers as without a front end."""
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from socket import socketpair
 
 import pytest
 import trio
 
+from broker.api.operations.replication import not_leased
+from broker.api.routes import ROUTES
 from broker.front.forward import FrontForwarding
 from broker.front.parent import Answering
 from broker.http.budgets import BodyBudget
+from broker.http.messages import Request
 from broker.http.sockets import stream_of
 from broker.link.client import Link
 from broker.link.server import serve_link
 from broker.link.wire import WITHIN_DAEMON
-from plainsong.protocol.errors import ShuttingDown
+from plainsong.protocol.errors import ReplicationUnavailable, ShuttingDown
 from tests.broker.cluster.in_process import cluster
 from tests.broker.stream_talk import request
 
@@ -23,16 +27,17 @@ BUDGET = 1 << 30
 
 
 @asynccontextmanager
-async def front_end_of(node):
+async def front_end_of(node, **options):
     """Return the object that answers a front end of ``node``, and its link."""
     ours, theirs = socketpair()
     service = node.service
     answering = Answering(
-        (), service.begin, service.publishing, service.accounting, service.answers, BodyBudget(BUDGET)
+        (), service.begin, service.publishing, service.accounting, service.answers, BodyBudget(BUDGET), **options
     )
     link = Link(stream_of(theirs), WITHIN_DAEMON)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_link, stream_of(ours), answering.dispatch, WITHIN_DAEMON)
+        serve = partial(serve_link, stream_of(ours), answering.dispatch, WITHIN_DAEMON, flush=answering.flush)
+        nursery.start_soon(serve)
         nursery.start_soon(link.run)
         yield FrontForwarding(link), link
         nursery.cancel_scope.cancel()
@@ -54,6 +59,24 @@ async def test_a_stream_through_a_front_end_says_where_the_owner_is(asked):
             stream.close()
         assert budget.reserved_bytes == 0
         assert len(await nodes["b"].poll()) == 1
+
+
+@pytest.mark.parametrize("messages", [1, 2, 100_000])
+async def test_a_publish_through_a_front_end_is_refused_once_the_lease_is_over(messages):
+    refusals = [None, not_leased()]
+    body = b'{"messages":[' + b",".join([b'"m"'] * messages) + b"]}"
+    asked = Request({"namespace": "ns", "topic": "t"}, "", {"content-type": "application/json"}, body)
+    async with cluster("a") as nodes:
+        nodes.move("ns:t", "a")
+        await nodes["a"].create()
+        async with front_end_of(nodes["a"], refusal=lambda: refusals[0]) as (passing_on, _):
+            publish = passing_on._handler(next(each for each in ROUTES if each.name == "publish"))
+            assert (await publish(asked)).status == 200
+            refusals.reverse()
+            with pytest.raises(ReplicationUnavailable) as caught:
+                await publish(asked)
+            assert caught.value.outcome == "not-applied"
+        assert len(await nodes["a"].poll(limit=2)) == min(messages, 2)
 
 
 async def test_a_stream_that_cannot_be_opened_is_refused_as_not_applied():
