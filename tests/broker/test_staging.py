@@ -9,7 +9,7 @@ import pytest
 import trio
 from broker_in_process import TOPICS, in_process
 
-from broker.api.messages.stream import ask_of
+from broker.api.messages.publish import ask_to_publish
 from plainsong.protocol.frames import decode_frames
 from plainsong.protocol.ids import unpack_id
 from plainsong.protocol.names import TopicName
@@ -313,7 +313,7 @@ async def test_streams_publish_staged_messages():
     async with staging() as talk:
         await talk.store("a", "one", ids=[0])
         request = PublishRequest([], producer="job", sequence_ids=[0], segments=["a"])
-        ask = ask_of(request, 0)
+        ask = ask_to_publish(request, 0)
         assert isinstance(ask, PublishStaged)
         receipt = await talk.daemon.service.directory.ask(TopicName("ns", "t"), ask)
         assert await talk.polled() == ["one"]

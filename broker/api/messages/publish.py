@@ -138,7 +138,7 @@ class Publishing:
         )
         self.put(
             name,
-            _ask_to_publish(body, given.size),
+            ask_to_publish(body, given.size),
             write.settled,
             write.prepare,
             pointer=body.write_pointer,
@@ -199,7 +199,7 @@ class Publishing:
         """Publish a checked request; ``settled`` receives its messages' positions, or an error as in ``publish``."""
         self.put(
             name,
-            _ask_to_publish(body, size),
+            ask_to_publish(body, size),
             partial(self._counted, name, body, settled),
             pointer=body.write_pointer,
             of_producer=body.producer is not None,
@@ -357,7 +357,7 @@ def _stored(_: None) -> Answer:
     return Answer(200)
 
 
-def _ask_to_publish(body: PublishRequest, size: int) -> Ask[Any]:
+def ask_to_publish(body: PublishRequest, size: int) -> Ask[Any]:
     """Return the request to the topic. It returns a PublishResponse under a pointer, otherwise a Receipt."""
     if body.write_pointer is not None:
         return PublishUnder(body, size)

@@ -17,13 +17,14 @@ import trio
 
 from actors.mailbox import Future
 from broker.api.answers import LOOP_BYTES
+from broker.api.messages.publish import ask_to_publish
 from broker.http.messages import only_plain, problem_of, status_of
 from broker.security.identity import ANONYMOUS, Identity
 from plainsong.protocol.codec import stream as codec
 from plainsong.protocol.errors import Internal, InvalidParameter, PlainsongError
 from plainsong.protocol.names import topic_name
 from plainsong.protocol.requests import PublishResponse, Receipt, check_publish
-from plainsong.protocol.topic.asks import Publish, PublishEach, PublishStaged, PublishUnder
+from plainsong.protocol.topic.asks import PublishEach
 from storage.threaded import in_thread
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from broker.http.messages import Answer, Request
     from broker.http.route import Accounting
     from plainsong.protocol.effects import Ask
-    from plainsong.protocol.requests import PublishRequest
 
 log = logging.getLogger("plainsong.http")
 #: Memory of a request in addition to its payload: its number, its entries in lists, its answer.
@@ -200,7 +200,8 @@ class LocalStream:
             if isinstance(part, codec.Singles):
                 ask = PublishEach(part.payloads, size)
             else:
-                ask = ask_of(part.request, size)
+                check_publish(part.request)
+                ask = ask_to_publish(part.request, size)
                 pointer, of_producer = part.request.write_pointer, part.request.producer is not None
             self._held.grow(size)
         except PlainsongError as error:
@@ -282,14 +283,6 @@ class LocalStream:
             log.error("a request failed", exc_info=error, extra={"request_id": self._request_id})
             plain = Internal(hint="the log has more under this stream's X-Request-Id")
         return plain
-
-
-def ask_of(request: PublishRequest, size: int) -> Ask[Any]:
-    """Check a publish; return the request to its topic. Raises PlainsongError."""
-    check_publish(request)
-    if request.write_pointer is not None:
-        return PublishUnder(request, size)
-    return Publish(request, size) if request.segments is None else PublishStaged(request, size)
 
 
 def encoded_answer(number: int, outcome: Any) -> bytes:
