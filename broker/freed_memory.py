@@ -3,8 +3,9 @@
 By default glibc first returns memory to the kernel as soon as more than 128 KiB are free at the end of its heap, and
 maps larger blocks separately; but each large block that is freed raises both limits, up to 64 and 32 MiB, and then holes
 between blocks are never returned. After bodies of up to 3 MiB in eight threads a process kept 103 MiB; with fixed limits
-it keeps 18. They are above the blocks of a page of 10 000 messages, so that its memory is not mapped and cleared again
-for the next page. In itself this is no faster (docs/measurements/rent.md).
+it keeps 18. The limits are above the blocks of a page of 10 000 messages, so that its memory need not be mapped and
+cleared again for the next page. It is no faster than glibc's own limits once these have grown
+(docs/measurements/rent.md).
 """
 
 from __future__ import annotations

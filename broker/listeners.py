@@ -38,7 +38,8 @@ async def serve(
     """Serve HTTP and links from other instances until ``stop`` is set. Raises OSError.
 
     Args:
-      lease: publishes of front ends are accepted only while it is valid, as ``while_leased`` does; None: always.
+      lease: publishes of front ends are accepted only while it is valid; None: always. ``while_leased`` checks all other
+        requests.
       task_status: started with the addresses, once connections are accepted.
     """
     config = daemon.config

@@ -201,6 +201,12 @@ def set_properties(
     return Call(Request("PUT", path, headers, as_json(properties)), effect_of, "harmless")
 
 
+def is_changed(current: Mapping[str, str], given: Mapping[str, Any]) -> bool:
+    """True if setting ``given`` would change anything."""
+    kept = {name: value for name, value in current.items() if name in _PROPERTIES.values()}
+    return kept != {name: str(value) for name, value in given.items()}
+
+
 def describe_topic(namespace: str, topic: str) -> Call[dict[str, str]]:
     """``GET /{t}``."""
     return Call(Request("GET", topic_path(namespace, topic)), _properties)
@@ -288,7 +294,7 @@ def list_of(read: Callable[[Any], Any]) -> Callable[[Answer], Any]:
 
 
 def effect_of(answer: Answer) -> Any:
-    """Return the effects of a change, typed as the call's answer; empty if the daemon, of 0.1, does not report them."""
+    """Return the effects of a change, typed as the call's answer; empty from a daemon of 0.1."""
     return object_of(answer) if answer.body else {}
 
 

@@ -338,9 +338,10 @@ def _json(value: dict[str, Any]) -> bytes:
 
 def _is_receipt(answer: Answer) -> bool:
     try:
-        return "generation" in answer.json()
-    except (ValueError, TypeError):
+        found = answer.json()
+    except ValueError:
         return False
+    return isinstance(found, dict) and "generation" in found
 
 
 def _position(position: bytes | int | None) -> str | int | None:

@@ -334,7 +334,7 @@ class Answering:
       endpoints, begin: as for a listener of this process, counted and forwarded.
       budget: limits the memory of all clients' streams.
       descriptors: records that a front end refused connections for lack of file descriptors.
-      refusal: returns the error with which publishes are refused now, which do not pass through ``endpoints``.
+      refusal: returns the error for publishes at this moment, None to accept them. Publishes bypass ``endpoints``.
     """
 
     def __init__(
@@ -362,8 +362,8 @@ class Answering:
         self._budget = budget
         self._kinds: dict[str, CallHandler] = {
             "request": self._request,
-            "publish": partial(self._unless_refused, self._publish),
-            "publish_packed": partial(self._unless_refused, self._publish_packed),
+            "publish": self._publish,
+            "publish_packed": self._publish_packed,
             "stream": in_task(self._stream),
             "tables": in_task(self._changed_tables),
         }
@@ -441,18 +441,11 @@ class Answering:
 
     # --- publishes that a front end has read and checked -----------------------------------------
 
-    def _unless_refused(self, publish: CallHandler, call: Call, reply: PendingReply) -> None:
-        refusal = self._refusal()
-        if refusal is None:
-            publish(call, reply)
-        else:
-            reply(refusal)
-            self._accounting.requested("publish", status_of(refusal), 0.0)
-
     def _publish(self, call: Call, reply: PendingReply) -> None:
         namespace, topic, messages, size, request_id = call.value
         name = TopicName(namespace, topic)
-        if len(messages) == 1 and not self._accounting.access.enabled:  # a line of the log is about one request
+        is_alone = self._accounting.access.enabled or self._refusal() is not None  # it is logged, or refused, by itself
+        if len(messages) == 1 and not is_alone:
             self._batches.add(name, messages[0], size, reply)
         else:
             self._put(name, PublishRequest(messages), size, request_id, reply)
@@ -492,7 +485,11 @@ class Answering:
             self._accounting.requested("publish", status, seconds)
             self._accounting.access.answered("publish", str(name), status, seconds, identity=request_id)
 
-        self._publishing.put_body(name, body, size, settled)
+        refusal = self._refusal()
+        if refusal is None:
+            self._publishing.put_body(name, body, size, settled)
+        else:
+            settled(refusal)
 
 
 # --- small publishes -------------------------------------------------------------------------------

@@ -117,7 +117,8 @@ class Administration:
         Concurrent changes of different properties are all kept.
 
         Returns:
-          the daemon's report: ``before``, ``after``, and in ``effect`` what the change ``hides``.
+          the daemon's report: ``before``, ``after``, and in ``effect`` what the change ``hides``. If the answer was lost
+          and a repetition found the change made, it is the report of a dry run, with nothing left to change.
         Raises:
           TopicNotFound, InvalidProperty. PreconditionFailed: other clients kept changing it.
         """
@@ -127,8 +128,11 @@ class Administration:
             tries += 1
             current, etag = self._channel.call(calls.describe_topic_state(self.namespace, topic))
             given = calls.changed_properties(current, changes)
+            change = calls.set_properties(self.namespace, topic, given, etag)
+            if tries > 1 and not calls.is_changed(current, given):
+                change = calls.dry_run(change)  # another change would be recorded, too
             try:
-                return self._channel.call(calls.set_properties(self.namespace, topic, given, etag))
+                return self._channel.call(change)
             except PreconditionFailed:
                 if tries == CHANGE_TRIES:
                     raise

@@ -54,8 +54,8 @@ class SealedRows:
                     writes.remove(table, key, if_readable=True)
                 writes.finish()
         if self._has_dead_ranges(present, rows):
-            # The bytes of a dead range are estimated by its keys. They may be most of the volume's bytes, and this row may be
-            # its last one.
+            # The bytes of a dead range are estimated by its keys. They may be most of the volume's bytes, and this row may
+            # be its last one.
             present.note_uncounted(1)
         self._listed.touched.add(present)
         self._note_changed(present, rows)

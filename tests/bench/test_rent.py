@@ -1,4 +1,4 @@
-"""Each switch of ``bench.rent`` changes names that the code still has. Whether that switches anything off, its figures show."""
+"""Each switch of ``bench.rent`` changes names that the code has. Only the figures show that a mechanism is off."""
 
 from __future__ import annotations
 

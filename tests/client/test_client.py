@@ -21,6 +21,7 @@ from plainsong.protocol.errors import (
     TransactionsUnavailable,
 )
 from tests.client.client_under_test import Client, only_threads
+from tests.client.proxy import Proxy
 from tests.daemon.harness import eventually
 from tests.patience import PATIENCE_S
 
@@ -69,6 +70,15 @@ def test_creating_an_existing_topic_is_an_error_by_default(client: Client, topic
         client.create_topic(topic)
     assert caught.value.outcome == "not-applied"
     client.create_topic(topic, if_not_exists=True)
+
+
+def test_properties_whose_change_was_not_answered_are_not_changed_twice(client: Client, topic: str, shared_address):
+    with Proxy(shared_address) as proxy, Client(proxy.url, deadline_s=PATIENCE_S) as through:
+        proxy.after = {b"/properties": "lose"}
+        report = through.admin.set_properties(topic, ttl_s=3600)
+        assert proxy.lost == 1
+    assert (report["dryRun"], report["changed"], report["before"]["ttl"]) == (True, [], "3600")
+    assert client.admin.properties(topic)["ttl"] == "3600"
 
 
 def test_wrong_names_and_properties_are_refused(client: Client):
