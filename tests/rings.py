@@ -111,7 +111,7 @@ RINGS = (
             "mutation",
         ),
     ),
-    Ring("test_static.py", 20, 10),
+    Ring("test_static.py", 40, 30),
     Ring("protocol", 40, 28),
     Ring("actors", 240, 58),
     Ring("storage", 140, 58),
