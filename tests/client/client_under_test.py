@@ -52,7 +52,7 @@ def _client(*arguments: Any, **options: Any) -> Any:
     return Adapter(AsyncClient(*arguments, **options))
 
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # so that the arguments of its methods are checked
     from plainsong import Client
 else:
     Client = _client

@@ -72,7 +72,7 @@ class ThenWorld(World):
 
     def tidy_once(self) -> int | StoreError:
         """Tidy once, as version 0.1's tidying thread did."""
-        tidy: Any = self.tables.tidy
+        tidy: Any = self.tables.tidy  # at that time without an argument
         removed = 0
         while True:
             try:
